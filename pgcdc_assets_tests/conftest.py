@@ -10,6 +10,7 @@ pytest_plugins = [
     "pgcdc_assets_tests.support.tls_server",
     "pgcdc_assets_tests.support.dagster_storage",
     "pgcdc_assets_tests.support.lake",
+    "pgcdc_assets_tests.support.object_store",
     "pgcdc_assets_tests.support.captures",
     "pgcdc_assets_tests.support.spark",
     "pgcdc_assets_tests.support.balance",

@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     parse_lsn(options.through)
     config = {"tables": options.tables, "through": options.through}
     with open_instance() as instance:
-        loaded.spark.session()
+        loaded.spark.session(loaded.lake.lake())
         result = location.repository.get_job(Names.of(capture).rebuild_job).execute_in_process(
             run_config={
                 "ops": {rebuild_op_name(capture): {"config": config}},

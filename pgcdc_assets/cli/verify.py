@@ -140,7 +140,7 @@ def _verify(
                 complain(f"{capture.name}: {error}")
                 yield error
             wait_captured(zone, moment, 0.0)
-        spark = loaded.spark.session()
+        spark = loaded.spark.session(zone.lake)
         targets = [table.of_kinds([1]) for table in tables]
         uncertain = read_uncertain_values(zone)
         found = compare_tables(spark, settings, zone, capture.publication, targets, moment)

@@ -132,7 +132,7 @@ class _Demo:
         say("Starting Spark; the first start downloads 87 MB of jars")
         started = time.monotonic()
         with print_progress(self._describe):
-            self.loaded.spark.session()
+            self.loaded.spark.session(self.zone.lake)
         self.totals.seconds["session"] = time.monotonic() - started
 
     def sync(self, title: str) -> None:

@@ -26,6 +26,7 @@ from pgcdc_assets.orchestration.component_models import (
     RetentionModel,
     StepModel,
 )
+from pgcdc_assets.orchestration.component_storage import StorageModel
 from pgcdc_assets.orchestration.component_tables import AllTablesModel, TableModel
 from pgcdc_assets.orchestration.project import home
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
@@ -231,9 +232,13 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
         default=None,
         description="Folder or object-store URI. Unset: `PGCDC_LAKE`, else `.pgcdc/lake`.",
     )
+    storage: StorageModel = Field(
+        default=StorageModel(), description="The settings of an S3 store, see below."
+    )
     storage_options: dict[str, str] = Field(
         default={},
-        description="Options of delta-rs for the object store; secrets as `{{ env.NAME }}`.",
+        description="Further options of delta-rs for the object store. Dagster shows them: set "
+        "credentials as environment variables instead.",
     )
     spark_remote: str | None = Field(
         default=None,
@@ -353,7 +358,11 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
         return build_cdc_definitions(
             capture,
             postgres=PostgresResource(capture=self.name, dsn_env=self.dsn_env),
-            lake=LakeResource(uri=self.lake, storage_options=self.storage_options),
+            lake=LakeResource(
+                uri=self.lake,
+                storage=self.storage.texts(),
+                storage_options=self.storage_options,
+            ),
             spark=SparkResource(remote=self.spark_remote, spark_config=self.spark_config),
             translator=self.translator,
         )

@@ -21,6 +21,7 @@ from pgcdc_assets.postgres.connection import ConnectionSettings, query_connectio
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.server import SparkServer
+from pgcdc_assets.storage import storage_of
 
 if TYPE_CHECKING:
     from pgcdc_assets.postgres.connection import Connection
@@ -89,16 +90,21 @@ class LakeResource(dg.ConfigurableResource[None]):
         default=None,
         description="Folder or object-store URI; unset: PGCDC_LAKE, else .pgcdc/lake.",
     )
+    storage: dict[str, str] = Field(
+        default={}, description="The settings of an S3 store, fields of `Storage`, as texts."
+    )
     storage_options: dict[str, str] = Field(
-        default={}, description="Options of delta-rs for the object store."
+        default={}, description="Further options of delta-rs for the object store; no secrets."
     )
 
     def lake(self) -> Lake:
-        """Return the lake's address."""
-        if self.uri:
-            return Lake(self.uri, self.storage_options)
-        found = Lake.from_environment(home.default_lake())
-        return Lake(found.uri, self.storage_options) if self.storage_options else found
+        """Return the lake's address.
+
+        Raises:
+            ConfigurationError: the address or a setting of the store is wrong.
+        """
+        uri = self.uri or Lake.from_environment(home.default_lake()).uri
+        return Lake(uri, self.storage_options, storage_of(self.storage))
 
     def zone(self, capture: str) -> RawZone:
         """Return the raw zone of a capture."""
@@ -118,40 +124,61 @@ class SparkResource(dg.ConfigurableResource[None]):
         default={}, description="Spark settings over the defaults."
     )
 
-    def session(self) -> SparkSession:
+    def session(self, lake: Lake) -> SparkSession:
         """Return the session; the first call starts it.
 
+        Args:
+            lake: the lake that the session reads and writes.
+
         Raises:
-            ConfigurationError: this process has an embedded session and cannot use a server.
+            ConfigurationError: this process has an embedded session and cannot use a server; or
+                the server is on another machine and the lake is a local folder; or the embedded
+                session was started without the jars of the lake's store.
             TransientError: the server does not answer.
         """
         # Import here: definitions must load without dagster-pyspark and Spark.
         from dagster_pyspark import LazyPySparkResource
 
-        from pgcdc_assets.spark.session import connecting, runs_embedded, started
+        from pgcdc_assets.spark.object_store import bucket_options, check_reachable, start_options
+        from pgcdc_assets.spark.session import (
+            connecting,
+            is_on_this_machine,
+            runs_embedded,
+            set_lake,
+            shown,
+            started,
+        )
         from pgcdc_assets.spark.settings import embedded_conf, start_conf
 
         remote = self._chosen_remote()
         if remote is None and not runs_embedded():
-            remote = self._own_server()
+            remote = self._own_server(lake)
         remote = None if remote == home.EMBEDDED_SPARK else remote
+        if remote is not None:
+            check_reachable(lake.uri, shown(remote), is_on_this_machine(remote))
+        bucket = bucket_options(lake.uri, lake.storage)
         conf = {"spark.remote": remote} if remote else embedded_conf()
         config = {"spark.app.name": "pgcdc", **conf, **self.spark_config}
+        if remote is None:
+            config = start_options([lake.uri], config)
         with connecting(remote):
             used = config if remote else start_conf(config)
             session: SparkSession = LazyPySparkResource(spark_config=used).spark_session
-            return started(session, config)
+            return set_lake(started(session, config), bucket)
 
     def _chosen_remote(self) -> str | None:
         return self.remote or os.environ.get(home.SPARK_VARIABLE, "").strip() or None
 
-    def _own_server(self) -> str | None:
+    def _own_server(self, lake: Lake) -> str | None:
         """Find the server of this state folder.
 
         Spark reads many settings only when a session starts. A capture with Spark settings
-        therefore starts its own session.
+        therefore starts its own session, and so does a capture with a lake in an S3 store if the
+        server was started without the jars of S3.
         """
         if self.spark_config:
             return None
         server = SparkServer(home.state_folder()).usable()
-        return server.remote if server is not None else None
+        if server is None or (lake.is_s3 and not server.has_s3):
+            return None
+        return server.remote

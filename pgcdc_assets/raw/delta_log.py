@@ -21,7 +21,7 @@ def open_delta_table(lake: Lake, uri: str) -> DeltaTable | None:
         DeltaError, OSError: the log cannot be read.
     """
     try:
-        return DeltaTable(uri, storage_options=dict(lake.storage_options) or None)
+        return DeltaTable(uri, storage_options=lake.delta_options)
     except TableNotFoundError:
         return None
 

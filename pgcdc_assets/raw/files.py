@@ -21,10 +21,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
-from deltalake.fs import DeltaStorageHandler
 
-from pgcdc_assets.errors import TransientError
+from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.object_store import object_store
+from pgcdc_assets.raw.store_errors import explain_store_error
 
 TARGET_FILE_BYTES = 256 * 1024 * 1024
 
@@ -65,7 +66,7 @@ def filesystem(lake: Lake, uri: str) -> pafs.FileSystem:
     """Return an Arrow file system whose root is the folder `uri`."""
     if lake.is_local:
         return pafs.SubTreeFileSystem(uri, pafs.LocalFileSystem())
-    return pafs.PyFileSystem(DeltaStorageHandler(uri, dict(lake.storage_options)))
+    return object_store(lake, uri)
 
 
 def write_file(files: pafs.FileSystem, path: str, content: bytes) -> None:
@@ -237,8 +238,8 @@ class FileWriter:
             )
         )
 
-    def _unwritable(self, error: OSError) -> TransientError:
-        return TransientError(
+    def _unwritable(self, error: OSError) -> PgcdcError:
+        return explain_store_error(self._uri, error) or TransientError(
             reason=f"The lake folder {self._uri} cannot be written ({error.strerror or error}). "
             "Nothing was committed. Free space or make the folder writable, then run it again."
         )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.storage import Storage, is_s3
 
 ENVIRONMENT_VARIABLE = "PGCDC_LAKE"
 
@@ -29,7 +30,8 @@ class Lake:
     Attributes:
         uri: a local path (`~` and `file://` are allowed) or an object-store URI (`s3://`, `gs://`,
             `abfss://`).
-        storage_options: options of delta-rs (credentials, endpoint, region).
+        storage_options: options of delta-rs over those of `storage`.
+        storage: the settings of an S3 store.
 
     Raises:
         ConfigurationError: the path is empty, or contains characters that delta-rs rejects.
@@ -37,6 +39,7 @@ class Lake:
 
     uri: str
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    storage: Storage = field(default_factory=Storage)
 
     def __post_init__(self) -> None:
         uri = self.uri.removeprefix("file://") if self.uri.startswith("file:///") else self.uri
@@ -64,6 +67,21 @@ class Lake:
     def is_local(self) -> bool:
         """Whether the lake is a local folder."""
         return "://" not in self.uri
+
+    @property
+    def is_s3(self) -> bool:
+        """Whether the lake is in an S3 store."""
+        return is_s3(self.uri)
+
+    @property
+    def delta_options(self) -> dict[str, str] | None:
+        """The options of delta-rs; None without options.
+
+        Raises:
+            ConfigurationError: the environment variable of a credential is not set.
+        """
+        own = self.storage.delta_options() if self.is_s3 else {}
+        return {**own, **self.storage_options} or None
 
     @property
     def ignores_case(self) -> bool:

@@ -16,8 +16,10 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
@@ -29,10 +31,13 @@ from pgcdc_assets.errors import ConfigurationError, RawZoneError, TransientError
 from pgcdc_assets.raw.delta_log import FOLDER, commit_path, open_delta_table, read_commit
 from pgcdc_assets.raw.files import FileWriter, WrittenFile, filesystem, push_to_disk
 from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.store_errors import explain_store_error
 
 MARK = "pgcdc.capture"
 DELETED_FILE_RETENTION = "delta.deletedFileRetentionDuration"
 RECORD = "pgcdc"
+# In an object store, the `commitInfo` of each commit has a unique mark.
+_COMMIT_MARK = "pgcdcCommit"
 
 _LOG_READERS = 8
 
@@ -120,7 +125,7 @@ class RawTable:
                 mode="ignore",
                 partition_by=list(self.partition_by),
                 configuration=configuration,
-                storage_options=dict(self.lake.storage_options) or None,
+                storage_options=self.lake.delta_options,
                 raise_if_key_not_exists=False,
             )
         except CommitFailedError:
@@ -219,8 +224,12 @@ class RawTable:
         transactions += [Transaction(name, value) for name, value in (facts or {}).items()]
         if excludes:
             transactions.append(Transaction(excludes, table.version() + 1))
+        metadata: dict[str, Any] = {} if record is None else {RECORD: dict(record)}
+        mark = uuid4().hex
+        if not self.lake.is_local:
+            metadata[_COMMIT_MARK] = mark
         properties = CommitProperties(
-            custom_metadata={RECORD: dict(record)} if record is not None else None,
+            custom_metadata=metadata or None,
             app_transactions=transactions or None,
         )
         try:
@@ -233,7 +242,8 @@ class RawTable:
                 post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
             )
         except CommitFailedError as error:
-            raise CommitRefused(str(error)) from error
+            if self.lake.is_local or not self._is_committed(table.version(), mark):
+                raise CommitRefused(str(error)) from error
         except (DeltaError, OSError) as error:
             raise self._unwritable(error, _MAY_BE_COMMITTED) from error
         if self.lake.is_local:
@@ -347,19 +357,42 @@ class RawTable:
                 "short retention runs on this table, then run it again."
             )
 
+    def _is_committed(self, after: int, mark: str) -> bool:
+        """Return whether a refused commit is in the log.
+
+        If the answer to a conditional PUT is lost, delta-rs repeats the PUT, finds its own log
+        entry, and takes the entry for the commit of another process.
+
+        Raises:
+            TransientError: the log cannot be read.
+        """
+        files = filesystem(self.lake, self.uri)
+        try:
+            for version in count(after + 1):
+                for action in read_commit(files, version):
+                    if action.get("commitInfo", {}).get(_COMMIT_MARK) == mark:
+                        return True
+        except FileNotFoundError:
+            return False
+        except (OSError, ValueError) as error:
+            raise self._unwritable(error, _MAY_BE_COMMITTED) from error
+        raise AssertionError("a log has an end")
+
     def _push_log_to_disk(self, version: int) -> None:
         """Synchronise a local table's log entries from `version` on, because delta-rs does not."""
         while (entry := Path(self.uri) / commit_path(version)).exists():
             push_to_disk(entry)
             version += 1
 
-    def _unreadable(self, error: Exception) -> ConfigurationError:
-        return ConfigurationError(
+    def _unreadable(self, error: Exception) -> ConfigurationError | TransientError:
+        return explain_store_error(self.uri, error) or ConfigurationError(
             reason=f"The Delta table {self.uri} cannot be read: {first_line(error)}"
         )
 
-    def _unwritable(self, error: Exception, outcome: str = _NOT_COMMITTED) -> TransientError:
-        return TransientError(
+    def _unwritable(
+        self, error: Exception, outcome: str = _NOT_COMMITTED
+    ) -> ConfigurationError | TransientError:
+        return explain_store_error(self.uri, error) or TransientError(
             reason=f"The Delta table {self.uri} cannot be written: {first_line(error)} "
             f"{outcome} Check that the lake has space and is writable, then run it "
             "again."

@@ -22,17 +22,20 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from pgcdc_assets.local import locked
+from pgcdc_assets.spark import logstore
+from pgcdc_assets.spark.object_store import S3_EXCLUDES
 
 PACKAGES = "spark.jars.packages"
 CLASS_PATH = "spark.driver.extraClassPath"
 MASTER = "spark.master"
-# With one of these settings, the user determines which jars are loaded, or from where.
-_OF_USERS = (
-    "spark.jars",
-    "spark.jars.excludes",
-    "spark.jars.repositories",
-    "spark.jars.ivySettings",
-)
+JARS, EXCLUDES = "spark.jars", "spark.jars.excludes"
+# With another value of these settings, the user determines which jars are loaded, or from where.
+_OWN_VALUES: Mapping[str, str] = {
+    JARS: str(logstore.JAR),
+    EXCLUDES: S3_EXCLUDES,
+    "spark.jars.repositories": "",
+    "spark.jars.ivySettings": "",
+}
 # Libraries with the same classes as a library of Spark that has another name.
 _PROVIDED_BY = {"commons-logging": "jcl-over-slf4j"}
 _VERSION = re.compile(r"-\d[\w.\-]*\.jar$")
@@ -64,6 +67,26 @@ def spark_jars() -> list[Path]:
     return sorted((Path(package.origin).parent / "jars").glob("*.jar"))
 
 
+def find_jars(*artifacts: str) -> list[Path]:
+    """Return the jars of artifacts among Spark's own and the known jars.
+
+    Raises:
+        LookupError: an artifact has no jar.
+    """
+    known = [Path(path) for jars in _read().values() for path in jars]
+    found = []
+    for artifact in artifacts:
+        jars = [
+            jar
+            for jar in (*spark_jars(), *known)
+            if artifact in (_VERSION.sub("", jar.name), _artifact(jar)) and jar.exists()
+        ]
+        if not jars:
+            raise LookupError(f"{artifact} has no jar: start an embedded Spark session once")
+        found.append(jars[0])
+    return found
+
+
 def with_known_jars(conf: Mapping[str, str]) -> dict[str, str]:
     """Return settings with the known jars of the packages on the driver's class path.
 
@@ -77,7 +100,8 @@ def with_known_jars(conf: Mapping[str, str]) -> dict[str, str]:
     if not jars or not all(_is_there(path, size) for path, size in jars.items()):
         return dict(conf)
     class_path = [*jars, *filter(None, [conf.get(CLASS_PATH)])]
-    return {**conf, PACKAGES: "", CLASS_PATH: os.pathsep.join(class_path)}
+    resolved = {name: "" for name in (PACKAGES, EXCLUDES, JARS) if name in conf}
+    return {**conf, **resolved, CLASS_PATH: os.pathsep.join(class_path)}
 
 
 def remember_jars(conf: Mapping[str, str], resolved: str) -> None:
@@ -103,7 +127,7 @@ def remember_jars(conf: Mapping[str, str], resolved: str) -> None:
 
 
 def _is_of_user(conf: Mapping[str, str]) -> bool:
-    return any(conf.get(name) for name in _OF_USERS)
+    return any(conf.get(name) not in (None, "", own) for name, own in _OWN_VALUES.items())
 
 
 def _lacking(uris: Sequence[str]) -> list[Path]:
@@ -122,11 +146,15 @@ def _lacking(uris: Sequence[str]) -> list[Path]:
         if parts.scheme not in ("", "file"):
             raise ValueError(f"{parts.scheme} is not a local file")
         path = Path(unquote(parts.path))
-        # Ivy names a file group_artifact-version.jar; a group has no underscore.
-        artifact = _VERSION.sub("", path.name.partition("_")[2])
+        artifact = _artifact(path)
         if not present & {artifact, _PROVIDED_BY.get(artifact)}:
             lacking.append(path)
     return lacking
+
+
+def _artifact(jar: Path) -> str:
+    # Ivy names a file group_artifact-version.jar; a group has no underscore.
+    return _VERSION.sub("", jar.name.partition("_")[2])
 
 
 def _is_there(path: str, size: int) -> bool:

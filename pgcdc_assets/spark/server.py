@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -29,8 +29,10 @@ from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.local import free_port, locked
 from pgcdc_assets.spark.jars import looking_up_alone
 from pgcdc_assets.spark.java import check_java
+from pgcdc_assets.spark.object_store import start_options
 from pgcdc_assets.spark.server_process import RunningServer, launch
 from pgcdc_assets.spark.settings import server_conf, start_conf
+from pgcdc_assets.storage import is_s3
 
 _PROBE = "pgcdc_assets.spark.readiness_probe"
 
@@ -52,11 +54,15 @@ class SparkServer:
     Args:
         folder: the state folder; the names of the server's files begin with `spark-server`.
         conf: Spark settings that override the defaults at a start.
+        lakes: URIs of lakes in object stores, whose jars a started server has.
     """
 
-    def __init__(self, folder: Path, conf: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, conf: Mapping[str, str] | None = None, lakes: Sequence[str] = ()
+    ) -> None:
         self.folder = folder.absolute()
         self.conf = dict(conf or {})
+        self.lakes = tuple(lakes)
         self.state_file = self.folder / "spark-server.json"
         self.log_file = self.folder / "spark-server.log"
         self.work_folder = self.folder / "spark-server"
@@ -129,9 +135,12 @@ class SparkServer:
         if self.log_file.exists():
             self.log_file.replace(self.log_file.with_name(f"{self.log_file.name}.old"))
         conf = {**server_conf(port, str(self.work_folder)), **self.conf}
+        conf = start_options(self.lakes, conf)
         token = secrets.token_hex(16)
         self._child = launch(start_conf(conf), token, self.work_folder, self.log_file)
-        server = RunningServer(self._child.pid, port, token, time.time())
+        server = RunningServer(
+            self._child.pid, port, token, time.time(), has_s3=any(map(is_s3, self.lakes))
+        )
         try:
             self._write(server)
             status = self._wait(self._child, server, conf, say)

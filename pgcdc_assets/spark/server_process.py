@@ -42,6 +42,7 @@ class RunningServer:
         token: the secret of the server's clients.
         started_at: seconds since 1970.
         ready: a client's query has succeeded.
+        has_s3: the server has the jars of S3.
     """
 
     pid: int
@@ -49,6 +50,7 @@ class RunningServer:
     token: str
     started_at: float
     ready: bool = False
+    has_s3: bool = False
 
     @property
     def address(self) -> str:

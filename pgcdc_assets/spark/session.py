@@ -21,6 +21,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
 from py4j.protocol import Py4JNetworkError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
@@ -31,6 +32,7 @@ from pgcdc_assets.spark.errors import condition_of, text_of
 from pgcdc_assets.spark.jars import looking_up_alone, remember_jars
 from pgcdc_assets.spark.java import check_java
 from pgcdc_assets.spark.settings import SESSION_CONF, embedded_conf, start_conf
+from pgcdc_assets.storage import BUCKET_PREFIX
 
 # A local server that refuses connections has ended. By default the client retries for ten minutes,
 # which suits clusters behind a network.
@@ -174,7 +176,7 @@ def own_session(spark: SparkSession) -> SparkSession:
     """
     session: SparkSession
     if _client(spark) is None:
-        session = spark.newSession()
+        session = set_lake(spark.newSession(), _bucket_settings(spark))
     else:
         server_side: Any = spark
         # The server creates a session at its first request, and clones existing sessions only.
@@ -187,6 +189,29 @@ def own_session(spark: SparkSession) -> SparkSession:
     for key, value in SESSION_CONF.items():
         session.conf.set(key, value)
     return _with_escapes(session)
+
+
+def set_lake(session: SparkSession, options: Mapping[str, str]) -> SparkSession:
+    """Return the session, which reaches the bucket of a lake.
+
+    Args:
+        options: the settings of `object_store.bucket_options`. Sessions of `own_session` get them.
+    """
+    for name, value in options.items():
+        session.conf.set(name, value)
+    return session
+
+
+def is_on_this_machine(remote: str) -> bool:
+    """Return whether a server's address is an address of this machine."""
+    host = urlsplit(shown(remote)).hostname or ""
+    if host in _LOCAL_HOSTS:
+        return True
+    own = {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
+    try:
+        return any(found[4][0] in own for found in socket.getaddrinfo(host, None))
+    except OSError:
+        return False
 
 
 def activate(session: SparkSession) -> None:
@@ -227,6 +252,11 @@ def own_sessions(spark: SparkSession, count: int) -> Iterator[list[SparkSession]
     finally:
         for session in opened:
             release_session(session)
+
+
+def _bucket_settings(session: SparkSession) -> dict[str, str]:
+    settings = session.conf.getAll.items()
+    return {name: value for name, value in settings if name.startswith(BUCKET_PREFIX)}
 
 
 def _with_escapes(session: SparkSession) -> SparkSession:

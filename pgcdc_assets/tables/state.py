@@ -22,6 +22,7 @@ from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.raw.delta_log import open_delta_table
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.store_errors import explain_store_error
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import folder_name
 from pgcdc_assets.tables.fence import (
@@ -337,10 +338,15 @@ def explain_read_errors(path: str) -> Iterator[None]:
 
     Raises:
         TableDamaged: a file is missing, truncated or malformed.
+        ConfigurationError: the object store refused access.
+        TransientError: the object store did not answer.
     """
     try:
         yield
     except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
+        refused = explain_store_error(path, error)
+        if refused is not None:
+            raise refused from error
         # The text of the library's error may quote statistics, which are values of rows.
         missing = isinstance(error, FileNotFoundError) or "not found" in str(error).lower()
         reason = "a file is missing" if missing else "its log is damaged"

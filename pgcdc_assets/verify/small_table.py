@@ -83,7 +83,7 @@ def copy_small(lake: Lake, table: DeltaTable, path: str) -> bool:
             for name, value in metadata.configuration.items()
             if name.startswith(_MERGE_PROPERTIES)
         },
-        storage_options=dict(lake.storage_options) or None,
+        storage_options=lake.delta_options,
         raise_if_key_not_exists=False,
     )
     write_deltalake(made, small.rows, mode="append")

@@ -90,7 +90,7 @@ def build_scd_assets(
                 sources,
                 copying,
                 lake.zone(capture.name),
-                spark.session(),
+                spark.session(lake.lake()),
                 held,
             )
             if not context.selected_asset_keys:

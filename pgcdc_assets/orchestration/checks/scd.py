@@ -92,7 +92,7 @@ def build_table_checks(
         failures: list[tuple[str, Exception]] = []
         with dagster_failures(capture.name):
             zone = lake.zone(capture.name)
-            checking = _CheckRun(capture, zone, postgres.settings, spark.session)
+            checking = _CheckRun(capture, zone, postgres.settings, lambda: spark.session(zone.lake))
             checks = sorted(context.selected_asset_check_keys)
             if not materialised.isdisjoint(context.job_def.asset_layer.selected_asset_keys):
                 checks = [check for check in checks if check.name != EQUALS_SOURCE]

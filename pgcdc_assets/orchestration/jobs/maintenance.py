@@ -100,7 +100,9 @@ def build_maintenance_job(
             try:
                 if read_scd_state(zone.lake, zone.name, path) is None:
                     continue
-                report = maintain_table(spark.session(), zone.lake, path, policy.keep_hours)
+                report = maintain_table(
+                    spark.session(zone.lake), zone.lake, path, policy.keep_hours
+                )
             except PgcdcError as error:
                 failures.append((str(TableName(schema, table)), error))
                 continue

@@ -66,7 +66,7 @@ def build_rebuild_job(
             for table in tables:
                 for scd in table.scd:
                     try:
-                        report = rebuild_table(spark.session(), zone, table, scd, through)
+                        report = rebuild_table(spark.session(zone.lake), zone, table, scd, through)
                     except Exception as error:
                         context.log.error(f"{table.qualified_name}: {type(error).__name__}")
                         failures.append((table.qualified_name, error))

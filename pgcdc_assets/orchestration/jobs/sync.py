@@ -303,7 +303,7 @@ class _Sync:
         wanted = set(request.asset_selection or ())
         try:
             with self._timed("session"), activity("start of the Spark session"):
-                self.loaded.spark.session()
+                self.loaded.spark.session(self.loaded.lake.lake())
         except PgcdcError as error:
             self.failed_merges |= wanted
             self._defer(error)

@@ -50,7 +50,7 @@ def compare_uncertain_tables(
             report = report.followed_by(bring_through(moment.lsn))
             wait_captured(zone, moment, 0.0)
             outcomes = compare_tables(
-                loaded.spark.session(),
+                loaded.spark.session(zone.lake),
                 settings,
                 zone,
                 capture.publication,

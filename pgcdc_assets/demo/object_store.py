@@ -1,0 +1,176 @@
+"""An S3 server for the demonstrations and the tests: versitygw over a local folder.
+
+Its conditional PUT is atomic, which the commits of Delta tables need. Other small servers check the
+condition first and write later, so that two writers succeed
+(docs/decisions/0060-s3-server-of-demo-and-tests.md).
+
+`go install` builds the program into the Python environment once, which takes minutes. The server
+listens on 127.0.0.1 only, with random credentials, and ends with its context manager.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.local import free_port, locked
+
+MODULE = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
+INSTALLED = Path(sys.prefix) / "versitygw"
+
+_SECONDS_TO_START = 30.0
+_SECONDS_TO_STOP = 10.0
+_POLL_SECONDS = 0.05
+
+Say = Callable[[str], None]
+
+
+def find_program() -> Path | None:
+    """Return the server's program; None if it is not installed."""
+    program = INSTALLED / "versitygw"
+    return program if program.exists() else None
+
+
+def install(say: Say = lambda line: None) -> Path:
+    """Build the server's program if it does not exist, and return its path.
+
+    Raises:
+        ConfigurationError: Go is missing, or the build failed.
+    """
+    go = shutil.which("go")
+    with locked(INSTALLED.with_suffix(".lock")):
+        found = find_program()
+        if found is not None:
+            return found
+        if go is None:
+            raise ConfigurationError(
+                reason="The S3 server of the demonstration is built by Go, which is not installed: "
+                "apt-get install golang, or use a lake in a folder"
+            )
+        say("Building the S3 server, which takes some minutes the first time")
+        with tempfile.TemporaryDirectory(dir=sys.prefix) as scratch:
+            built = subprocess.run(
+                [go, "install", MODULE],
+                env={**os.environ, "GOBIN": scratch, "GOFLAGS": "-trimpath"},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if built.returncode != 0:
+                last = (built.stderr.strip().splitlines() or ["no message"])[-1]
+                raise ConfigurationError(
+                    reason=f"The S3 server could not be built by `go install {MODULE}`: {last}"
+                )
+            INSTALLED.mkdir(exist_ok=True)
+            (Path(scratch) / "versitygw").replace(INSTALLED / "versitygw")
+    return INSTALLED / "versitygw"
+
+
+class ObjectStore:
+    """A running S3 server over a folder, with one bucket `lake`. As a context manager, stop it.
+
+    Args:
+        folder: the folder of the objects, which is created and kept.
+    """
+
+    bucket = "lake"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+        self.access_key = "pgcdc"
+        self.secret_key = secrets.token_hex(16)
+        self.port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> ObjectStore:
+        return self.start()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    @property
+    def endpoint(self) -> str:
+        """The server's URL."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def lake(self) -> str:
+        """The URI of a lake in the bucket."""
+        return f"s3://{self.bucket}/lake"
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The environment variables of clients."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+        }
+
+    def start(self) -> ObjectStore:
+        """Start the server, and wait until it accepts connections.
+
+        Raises:
+            ConfigurationError: the program is missing or ends.
+        """
+        program = install()
+        objects, metadata = self.folder / "objects", self.folder / "metadata"
+        (objects / self.bucket).mkdir(parents=True, exist_ok=True)
+        metadata.mkdir(exist_ok=True)
+        log = self.folder / "server.log"
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [
+                    str(program),
+                    *("--port", f"127.0.0.1:{self.port}", "--quiet"),
+                    # Not every file system has the extended attributes that versitygw uses.
+                    *("posix", "--sidecar", str(metadata), str(objects)),
+                ],
+                # Not on the command line, which other users can read.
+                env={
+                    **os.environ,
+                    "ROOT_ACCESS_KEY_ID": self.access_key,
+                    "ROOT_SECRET_ACCESS_KEY": self.secret_key,
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                # Ctrl-C must not end the server before its clients.
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + _SECONDS_TO_START
+        while not _accepts(self.port):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise ConfigurationError(reason=f"The S3 server did not start; its log is {log}")
+            time.sleep(_POLL_SECONDS)
+        return self
+
+    def stop(self) -> None:
+        """Stop the server; the objects stay."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_SECONDS_TO_STOP)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _accepts(port: int) -> bool:
+    with socket.socket() as client:
+        client.settimeout(1)
+        return client.connect_ex(("127.0.0.1", port)) == 0

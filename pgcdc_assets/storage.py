@@ -1,0 +1,189 @@
+"""The settings of an object store, for delta-rs and for Spark.
+
+One set of settings serves both clients. Credentials are never part of the settings: the settings
+name the environment variables. delta-rs gets their values when a table is opened. Spark's settings
+contain `${env.NAME}`, which Hadoop replaces when a client is built, so that no secret is in a
+Spark setting, on a command line or in Dagster's storage.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+from urllib.parse import urlsplit
+
+from pgcdc_assets.errors import ConfigurationError
+
+# The schemes of Amazon's S3 and of compatible stores.
+S3_SCHEMES = ("s3", "s3a")
+
+ACCESS_KEY = "AWS_ACCESS_KEY_ID"
+SECRET_KEY = "AWS_SECRET_ACCESS_KEY"
+_TOKEN = "AWS_SESSION_TOKEN"
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+_REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
+# The beginning of Hadoop's settings of one bucket.
+BUCKET_PREFIX = "fs.s3a.bucket."
+# A store with its own endpoint accepts any region.
+_ANY_REGION = "us-east-1"
+
+
+def scheme_of(uri: str) -> str:
+    """Return the scheme of a URI; empty for a local path."""
+    return uri.partition("://")[0].lower() if "://" in uri else ""
+
+
+def is_s3(uri: str) -> bool:
+    """Return whether a URI is in an S3 store."""
+    return scheme_of(uri) in S3_SCHEMES
+
+
+@dataclass(frozen=True)
+class Storage:
+    """The settings of an S3 store.
+
+    Attributes:
+        endpoint: URL of a compatible store; empty: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, else
+            Amazon's.
+        region: empty: AWS_REGION, AWS_DEFAULT_REGION, else the clients find the region.
+        path_style: the bucket is in the path of a request and not in the host name; None: with an
+            endpoint.
+        access_key_env: the environment variable with the access key.
+        secret_key_env: the environment variable with the secret key.
+        session_token_env: the environment variable with the token of temporary credentials.
+
+    The default variables are those of Amazon's tools. If they are not set, the clients look for
+    credentials as Amazon's tools do: a web identity, a container's or a machine's role.
+    """
+
+    endpoint: str = ""
+    region: str = ""
+    path_style: bool | None = None
+    access_key_env: str = ACCESS_KEY
+    secret_key_env: str = SECRET_KEY
+    session_token_env: str = ""
+
+    def delta_options(self) -> dict[str, str]:
+        """Return the options of delta-rs, with the credentials of named variables.
+
+        Raises:
+            ConfigurationError: a named variable is not set.
+        """
+        options = {"aws_conditional_put": "etag"}
+        endpoint, region = self.found_endpoint, self.found_region
+        if endpoint:
+            options["aws_endpoint_url"] = endpoint
+            if urlsplit(endpoint).scheme == "http":
+                options["aws_allow_http"] = "true"
+        if region:
+            options["aws_region"] = region
+        options["aws_virtual_hosted_style_request"] = str(not self.uses_path_style).lower()
+        if self.has_own_variables:
+            names = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
+            found = zip(names, self.credentials(), strict=True)
+            options.update({name: value for name, value in found if value})
+        return options
+
+    def spark_options(self, uri: str) -> dict[str, str]:
+        """Return the Hadoop settings of the bucket of a URI. They contain no credentials."""
+        options = {}
+        if self.found_endpoint:
+            options["endpoint"] = self.found_endpoint
+        if self.found_region:
+            options["endpoint.region"] = self.found_region
+        if self.uses_path_style:
+            options["path.style.access"] = "true"
+        if self.has_own_variables:
+            options["access.key"] = f"${{env.{self.access_key_env}}}"
+            options["secret.key"] = f"${{env.{self.secret_key_env}}}"
+            if self.session_token_env:
+                options["session.token"] = f"${{env.{self.session_token_env}}}"
+        bucket = urlsplit(uri).netloc
+        return {f"{BUCKET_PREFIX}{bucket}.{name}": value for name, value in options.items()}
+
+    def credentials(self) -> tuple[str | None, str | None, str | None]:
+        """Return access key, secret key and token from the environment; None where not set.
+
+        Raises:
+            ConfigurationError: a named variable is not set.
+        """
+        if not self.has_own_variables:
+            names = (ACCESS_KEY, SECRET_KEY, _TOKEN)
+            key, secret, token = (os.environ.get(name, "").strip() or None for name in names)
+            return (key, secret, token) if key and secret else (None, None, None)
+        named = self.session_token_env
+        token = _value(named) if named else None
+        return _value(self.access_key_env), _value(self.secret_key_env), token
+
+    @property
+    def found_endpoint(self) -> str:
+        """The endpoint of the settings or of the environment; empty: Amazon's."""
+        return self.endpoint or _first_set(_ENDPOINTS)
+
+    @property
+    def found_region(self) -> str:
+        """The region of the settings or of the environment; empty: the clients find it."""
+        return self.region or _first_set(_REGIONS) or (_ANY_REGION if self.found_endpoint else "")
+
+    @property
+    def uses_path_style(self) -> bool:
+        """Whether the bucket is in the path of a request."""
+        return bool(self.found_endpoint) if self.path_style is None else self.path_style
+
+    @property
+    def has_own_variables(self) -> bool:
+        """Whether the credentials are in other variables than those of Amazon's tools."""
+        named = (self.access_key_env, self.secret_key_env)
+        return named != (ACCESS_KEY, SECRET_KEY) or bool(self.session_token_env)
+
+
+def storage_of(settings: Mapping[str, str]) -> Storage:
+    """Return the settings of a store from their names and texts.
+
+    Raises:
+        ConfigurationError: a setting does not exist, or its text is not valid.
+    """
+    known = {field.name for field in fields(Storage)}
+    unknown = sorted(set(settings) - known)
+    if unknown:
+        raise ConfigurationError(
+            reason=f"storage has no setting {unknown[0]}. Its settings are "
+            f"{', '.join(sorted(known))}",
+            setting="storage",
+        )
+    texts: dict[str, Any] = dict(settings)
+    style = texts.pop("path_style", "")
+    if style not in ("", "true", "false"):
+        raise ConfigurationError(
+            reason="storage.path_style must be true or false", setting="storage.path_style"
+        )
+    storage = Storage(path_style=style == "true" if style else None, **texts)
+    endpoint = urlsplit(storage.endpoint)
+    if storage.endpoint and (endpoint.scheme not in ("http", "https") or not endpoint.netloc):
+        raise ConfigurationError(
+            reason="storage.endpoint must be a URL such as https://s3.example.com",
+            setting="storage.endpoint",
+        )
+    if endpoint.username or endpoint.password:
+        raise ConfigurationError(
+            reason="storage.endpoint contains credentials. Set environment variables, and name "
+            "them in storage.access_key_env and storage.secret_key_env",
+            setting="storage.endpoint",
+        )
+    return storage
+
+
+def _first_set(names: tuple[str, ...]) -> str:
+    return next((os.environ[name].strip() for name in names if os.environ.get(name)), "")
+
+
+def _value(variable: str) -> str:
+    value = os.environ.get(variable, "").strip()
+    if not value:
+        raise ConfigurationError(
+            reason=f"storage names the environment variable {variable}, which is not set. Set it "
+            "to the credential of the object store, or name another variable."
+        )
+    return value

@@ -1,0 +1,119 @@
+"""Captures into a lake in an S3 store, with faults of the store."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from pgcdc_assets.errors import PgcdcError, TransientError
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.support.captures import NAME, Capturing
+from pgcdc_assets_tests.support.object_store import StoreProxy
+from pgcdc_assets_tests.support.object_store_proxy import Fault
+from pgcdc_assets_tests.support.raw.rows import relation
+
+IMPATIENT = {"max_retries": "2", "retry_timeout": "5s"}
+
+
+def _at_commit(what: str) -> Fault:
+    return Fault(what, kind="PUT", contains="_delta_log/000", is_conditional=True, times=1)
+
+
+@pytest.fixture
+def stored(capturing: Capturing, s3_lake: Lake) -> Capturing:
+    """A capture into the S3 store, whose delta-rs gives up soon."""
+    zone = RawZone(Lake(s3_lake.uri, IMPATIENT), NAME)
+    return dataclasses.replace(capturing, zone=zone)
+
+
+def test_windows_are_captured_into_the_store(stored: Capturing, store_proxy: StoreProxy) -> None:
+    window = stored.begin_with_one_insert()
+    stored.capture(window)
+    stored.database.execute("insert into t select generate_series(2, 1000)")
+    stored.capture()
+    assert stored.texts("t") == [[str(i)] for i in range(1, 1001)]
+    stored.capture(window)
+    assert len(stored.rows()) == 1000, "a landed window is not landed twice"
+    assert stored.confirmed() == stored.captured_through()
+    entries = [
+        request
+        for request in store_proxy.requests
+        if request.kind == "PUT" and request.key.endswith("0.json")
+    ]
+    assert entries and all(request.is_conditional for request in entries)
+
+
+def test_a_commit_whose_answer_is_lost_is_landed_once(
+    stored: Capturing, store_proxy: StoreProxy
+) -> None:
+    window = stored.begin_with_one_insert()
+    for index in range(2):
+        with store_proxy.making(_at_commit("cut after")):
+            try:
+                stored.capture(window)
+            except TransientError:
+                stored.capture(window)
+        assert stored.texts("t") == [[str(i + 1)] for i in range(index + 1)]
+        stored.database.execute(f"insert into t values ({index + 2})")
+        window = stored.window()
+
+
+def test_a_refused_commit_that_is_in_the_log_keeps_its_files(
+    s3_lake: Lake, store_proxy: StoreProxy
+) -> None:
+    """A client that repeats a PUT after a lost answer is refused because of its own entry."""
+    registry = RawZone(s3_lake, NAME).relations
+    registry.register(1, relation("orders", 1), Lsn(10))
+    registry.flush()
+    registry.register(1, relation("items", 2), Lsn(20))
+    # 503 after the PUT: delta-rs repeats the PUT, and finds its own log entry.
+    with store_proxy.making(_at_commit("SlowDown after")):
+        registry.flush()
+    table = RawZone(s3_lake, NAME).relations.table.load()
+    assert table is not None
+    assert len(table.to_pyarrow_table().to_pylist()) == 2
+
+
+@pytest.mark.parametrize("what", ["SlowDown", "cut"])
+def test_a_short_fault_is_retried(what: str, stored: Capturing, store_proxy: StoreProxy) -> None:
+    window = stored.begin_with_one_insert()
+    with store_proxy.making(Fault(what, kind="PUT", contains=".parquet", times=2)):
+        stored.capture(window)
+    assert stored.texts("t") == [["1"]]
+
+
+@pytest.mark.parametrize("part", [".parquet", "_delta_log/"])
+@pytest.mark.parametrize("what", ["SlowDown", "cut", "ExpiredToken"])
+def test_a_long_fault_loses_nothing(
+    what: str, part: str, stored: Capturing, store_proxy: StoreProxy
+) -> None:
+    first = stored.begin_with_one_insert()
+    stored.capture(first)
+    stored.database.execute("insert into t values (2)")
+    window, before = stored.window(), stored.confirmed()
+    with (
+        store_proxy.making(Fault(what, kind="PUT", contains=part)),
+        pytest.raises(PgcdcError) as caught,
+    ):
+        stored.capture(window)
+    assert isinstance(caught.value, TransientError) == (what != "ExpiredToken"), caught.value
+    assert "ExpiredToken" in str(caught.value) or what != "ExpiredToken"
+    assert stored.confirmed() == before
+    assert stored.texts("t") == [["1"]], "nothing is half-visible"
+    stored.capture(window)
+    assert stored.texts("t") == [["1"], ["2"]]
+
+
+def test_an_unreadable_store_is_not_a_damaged_table(
+    stored: Capturing, store_proxy: StoreProxy
+) -> None:
+    window = stored.begin_with_one_insert()
+    stored.capture(window)
+    with store_proxy.making(Fault("SlowDown")), pytest.raises(TransientError):
+        stored.zone.changes.captured_through(1)
+    with store_proxy.making(Fault("ExpiredToken")), pytest.raises(PgcdcError) as caught:
+        stored.zone.changes.captured_through(1)
+    assert not isinstance(caught.value, TransientError)
