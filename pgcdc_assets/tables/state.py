@@ -80,6 +80,7 @@ class ScdState:
         row_count: None if a file has no statistics.
         has_deletion_vectors: some rows of the files are marked as deleted.
         files: the add actions from delta-rs, flattened.
+        table: the version that all this describes.
     """
 
     path: str
@@ -93,6 +94,7 @@ class ScdState:
     row_count: int | None
     has_deletion_vectors: bool
     files: pa.Table = field(compare=False, repr=False)
+    table: DeltaTable = field(compare=False, repr=False)
 
     @property
     def is_empty(self) -> bool:
@@ -144,6 +146,7 @@ def _read_state(lake: Lake, name: str, path: str, table: DeltaTable) -> ScdState
         row_count=_row_count(_written_rows(files), vectors),
         has_deletion_vectors=vectors.num_rows > 0,
         files=files,
+        table=table,
     )
 
 
