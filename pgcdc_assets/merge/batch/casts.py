@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.merge.batch.column_types import arrow_type
-from pgcdc_assets.merge.batch.latest import one_array
+from pgcdc_assets.merge.batch.events import one_array
 from pgcdc_assets.merge.fold.table_schema import DeltaType
 
 

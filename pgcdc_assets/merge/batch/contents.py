@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 import pyarrow as pa
@@ -11,14 +12,14 @@ import pyarrow.compute as pc
 
 from pgcdc_assets.merge.batch.casts import Casts
 from pgcdc_assets.merge.batch.column_types import arrow_schema
-from pgcdc_assets.merge.batch.latest import (
+from pgcdc_assets.merge.batch.events import (
     Flags,
-    FoldedTexts,
     Numbers,
     encode_keys,
     last_of_each,
     one_array,
 )
+from pgcdc_assets.merge.batch.latest import FoldedTexts
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.tables.columns import COMMIT_TS, LSN, ORDINAL, RESCUED
 
@@ -36,10 +37,12 @@ class TypedRows:
     Attributes:
         rows: with the columns of the table.
         folded: the same rows as texts.
+        origins: the keys of the rows that unknown values are taken from, if they are other keys.
     """
 
     rows: pa.Table
     folded: FoldedTexts
+    origins: Sequence[pa.Array] = ()
 
     def __len__(self) -> int:
         return self.folded.row_count
@@ -68,12 +71,16 @@ class RequestedRows:
     folded: FoldedTexts
     schema: TableSchema
     numbers: tuple[int, ...]
+    origins: tuple[int, ...] = ()
 
     @classmethod
     def request(cls, folded: FoldedTexts, schema: TableSchema, casts: Casts) -> RequestedRows:
         """Request the casts of all texts."""
         pairs = zip(schema.fields, folded.texts, strict=True)
-        return cls(folded, schema, tuple(casts.add(each.type, text) for each, text in pairs))
+        numbers = tuple(casts.add(each.type, text) for each, text in pairs)
+        keys = zip(schema.key, folded.origins, strict=False)
+        origins = tuple(casts.add(schema.fields[i].type, text) for i, text in keys)
+        return cls(folded, schema, numbers, origins)
 
     def typed(self, casts: Casts) -> TypedRows:
         """Return the rows with the values of the casts."""
@@ -87,7 +94,8 @@ class RequestedRows:
             RESCUED: self._rescued(values),
         }
         columns = [*values, *(system[name] for name, _, _ in self.schema.system)]
-        return TypedRows(pa.table(columns, schema=target), folded)
+        origins = [casts.values(number) for number in self.origins]
+        return TypedRows(pa.table(columns, schema=target), folded, origins)
 
     def _rescued(self, values: Sequence[pa.Array]) -> pa.Array:
         """Return the maps of the texts without a typed value, in the order of the fields."""
@@ -147,13 +155,17 @@ def merge_contents(stored: pa.Table, typed: TypedRows, schema: TableSchema) -> C
     """
     count, folded = len(typed), typed.folded
     keys = [
-        pa.chunked_array([*typed.rows.column(name).chunks, *stored.column(name).chunks])
-        for name in schema.key_names
+        pa.chunked_array([*typed.rows.column(name).chunks, *stored.column(name).chunks, *origin])
+        for name, origin in zip_longest(
+            schema.key_names, ([origin] for origin in typed.origins), fillvalue=()
+        )
     ]
     if any(key.null_count for key in keys):
         raise NotInScope
     codes = encode_keys(keys)
-    of_changes, of_stored = codes[:count], codes[count:]
+    end = count + stored.num_rows
+    of_changes, of_stored = codes[:count], codes[count:end]
+    of_origins = codes[end:] if typed.origins else of_changes
     size = int(codes.max()) + 1 if len(codes) else 0
     change = np.full(size, -1, np.int64)
     change[of_changes] = np.arange(count)
@@ -172,7 +184,7 @@ def merge_contents(stored: pa.Table, typed: TypedRows, schema: TableSchema) -> C
         folded.is_content,
         True if not len(lsn) else _is_later(folded.lsn, folded.ordinal, lsn[there], ordinal[there]),
     )
-    rows = _with_stored_values(typed, stored, there, applies, schema)
+    rows = _with_stored_values(typed, stored, row[of_origins], applies, schema)
     kept = stored.filter(pa.array(~is_replaced))
     put = rows.filter(pa.array(applies & folded.is_content))
     return Contents(
@@ -184,19 +196,24 @@ def merge_contents(stored: pa.Table, typed: TypedRows, schema: TableSchema) -> C
 
 
 def _with_stored_values(
-    typed: TypedRows, stored: pa.Table, there: Numbers, applies: Flags, schema: TableSchema
+    typed: TypedRows, stored: pa.Table, sources: Numbers, applies: Flags, schema: TableSchema
 ) -> pa.Table:
-    """Fill in values that a change leaves out from the rows of the table."""
+    """Fill in values that a change leaves out from the rows of the table.
+
+    Args:
+        sources: the row of the table that a folded row was before; -1 without a row.
+    """
     rows = typed.rows
     rescued = stored.column(RESCUED)
     for index, is_unknown in typed.folded.unknown.items():
         wanted = is_unknown & applies
         if not wanted.any():
             continue
-        if (there[wanted] < 0).any():
+        if (sources[wanted] < 0).any():
             raise NotInScope
-        source = pa.array(np.where(wanted, there, 0), mask=~wanted)
-        if rescued.take(source).null_count < len(source):
+        source = pa.array(np.where(wanted, sources, 0), mask=~wanted)
+        is_typed = not schema.fields[index].type.is_text
+        if is_typed and rescued.take(source).null_count < len(source):
             # The text of the value that is taken may be there.
             raise NotInScope
         name = schema.fields[index].name

@@ -1,9 +1,7 @@
 """The last change of each key, found in Arrow arrays of texts.
 
-This is the fold of `merge/fold` for the usual changes: the newest event of a key decides, and a
-value that an update leaves out (unchanged TOAST) comes from the last earlier change of the key with
-the value, otherwise from the row of the table. A key is compared by its text, so `scope` admits
-types whose texts are equal exactly if their values are.
+This is the fold of `merge/fold/latest.py` and `merge/fold/toast.py`. A key is compared by its text,
+so `scope` admits types whose texts are equal exactly if their values are.
 """
 
 from __future__ import annotations
@@ -12,18 +10,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge.batch.events import (
+    Flags,
+    Numbers,
+    build_events,
+    encode_keys,
+    last_of_each,
+    one_array,
+)
 from pgcdc_assets.merge.fold.events import Fold
-from pgcdc_assets.merge.fold.table_schema import Layout, TableSchema
+from pgcdc_assets.merge.fold.table_schema import TableSchema
 
 _TIME = pa.timestamp("us", tz="UTC")
-
-Flags = npt.NDArray[np.bool_]
-Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,9 @@ class FoldedTexts:
     Attributes:
         texts: one array for each field; of a departure, the texts of its key.
         is_content: the key has a row after the step; otherwise the row has left.
-        unknown: by field index, which rows take the value from the row of the table.
+        unknown: by field index, which rows take the value from a row of the table.
+        origins: the texts of the key of that row, one array for each column of the key; empty if it
+            is the row's own key.
     """
 
     texts: Sequence[pa.Array]
@@ -42,6 +46,7 @@ class FoldedTexts:
     commit_ts: pa.Array
     is_content: Flags
     unknown: dict[int, Flags] = field(default_factory=dict)
+    origins: Sequence[pa.Array] = ()
 
     @property
     def row_count(self) -> int:
@@ -71,159 +76,127 @@ def fold_texts(changes: pa.Table, fold: Fold) -> FoldedTexts:
     Args:
         changes: inserts, updates and deletes of `raw/changes`, in any order.
     """
-    parts: list[pa.Table] = []
-    for layout in fold.layouts:
-        parts += _events(_of_version(changes, layout.version, fold), layout, fold)
-    events = pa.concat_tables(parts).combine_chunks()
-    lsn = events.column("lsn").to_numpy()
-    ordinal = events.column("ordinal").to_numpy()
-    is_content = events.column("is_content").to_numpy()
-    keys = [events.column(f"text_{index}") for index in fold.schema.key]
-    codes = encode_keys(keys)
-    order = np.lexsort((is_content, ordinal, lsn))
-    last = last_of_each(codes, order)
-    last = last[last >= 0]
-    rows = events.take(pa.array(last))
-    texts = [one_array(rows.column(f"text_{i}")) for i in range(len(fold.schema.fields))]
-    unknown = {}
-    for index in fold.unknown:
-        is_unknown = events.column(f"unknown_{index}").to_numpy()
-        is_known = is_content & ~is_unknown
-        source = last_of_each(codes, order[is_known[order]])[codes[last]]
-        is_missing = is_content[last] & is_unknown[last]
-        is_found = is_missing & (source >= 0)
-        taken = events.column(f"text_{index}").take(pa.array(np.where(is_found, source, last)))
-        texts[index] = one_array(taken)
-        unknown[index] = is_missing & ~is_found
+    events = _sorted(build_events(changes, fold))
+    codes = encode_keys([events.column(f"text_{index}") for index in fold.schema.key])
+    if fold.stats.is_full:
+        rows, at = _keep_bag_remainder(events, codes, fold)
+    else:
+        rows = at = last_of_each(codes, np.arange(len(codes)))
+    is_content = _flags(events, "is_content")[rows]
+    taken = events.take(pa.array(rows))
+    texts = [one_array(taken.column(f"text_{i}")) for i in range(len(fold.schema.fields))]
+    unknown, origins = {}, list[pa.Array]()
+    if fold.unknown:
+        earlier = _earlier_events(events, codes)
+        for index in fold.unknown:
+            column = events.column(f"text_{index}")
+            source = _find_known(earlier, ~_flags(events, f"unknown_{index}"))[rows]
+            texts[index] = one_array(column.take(pa.array(np.where(is_content, source, rows))))
+            is_missing = _flags(events, f"unknown_{index}") | ~_flags(events, "is_content")
+            unknown[index] = is_content & is_missing[source]
+        if fold.stats.has_old_tuples:
+            origins = _find_origins(events, earlier, rows, fold)
+    positions = events.take(pa.array(at))
     return FoldedTexts(
         texts,
-        lsn[last],
-        ordinal[last],
-        one_array(rows.column("commit_ts")),
-        is_content[last],
+        positions.column("lsn").to_numpy(),
+        positions.column("ordinal").to_numpy(),
+        one_array(positions.column("commit_ts")),
+        is_content,
         unknown,
+        origins,
     )
 
 
-def encode_keys(columns: Sequence[pa.ChunkedArray]) -> Numbers:
-    """Number the distinct keys from 0; return the number of each row's key."""
-    codes: Numbers | None = None
-    for column in columns:
-        encoded = one_array(column).dictionary_encode()
-        own = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        if codes is not None:
-            own = codes * max(1, len(encoded.dictionary)) + own
-        if len(columns) > 1:
-            own = np.unique(own, return_inverse=True)[1].astype(np.int64)
-        codes = own
-    assert codes is not None
-    return codes
-
-
-def last_of_each(codes: Numbers, order: Numbers) -> Numbers:
-    """Return for each key the row that comes last in an order of some rows; -1 without a row."""
-    last = np.full(int(codes.max()) + 1 if len(codes) else 0, -1, np.int64)
-    # The last assignment of a repeated index counts.
-    last[codes[order]] = order
-    return last
-
-
-def _of_version(changes: pa.Table, version: int, fold: Fold) -> pa.Table:
-    if len(fold.layouts) == 1:
-        return changes
-    return changes.filter(pc.field("relation_version") == version)
-
-
-def _events(rows: pa.Table, layout: Layout, fold: Fold) -> list[pa.Table]:
-    """Turn the changes of one relation version into contents and departures of keys."""
-    op = rows.column("op")
-    contents = rows.filter(pc.not_equal(op, "D"))
-    events = [
-        _contents(contents, layout, fold),
-        _departures(rows.filter(pc.equal(op, "D")), layout, fold),
+def _sorted(events: pa.Table) -> pa.Table:
+    """Order events by position; at one position a departure comes before a content."""
+    keys = [
+        _flags(events, "is_content"),
+        *(events.column(n).to_numpy() for n in ("ordinal", "lsn")),
     ]
-    if fold.stats.has_old_tuples:
-        moved = contents.filter(pc.is_valid(contents.column("old_kind")))
-        is_moved = np.zeros(moved.num_rows, np.bool_)
-        for index in fold.schema.key:
-            position = layout.positions[index]
-            before, after = _text(moved, "old", position), _text(moved, "new", position)
-            is_moved |= ~_is_same(before, after)
-        events.append(_departures(moved.filter(pa.array(is_moved)), layout, fold))
-    return events
+    return events.take(pa.array(np.lexsort(keys))).combine_chunks()
 
 
-def _contents(rows: pa.Table, layout: Layout, fold: Fold) -> pa.Table:
-    texts, unknown = [], {}
-    for index, position in enumerate(layout.positions):
-        if position is None:
-            default = pa.scalar(fold.schema.fields[index].default, pa.large_string())
-            texts.append(pa.repeat(default, rows.num_rows))
-            unknown[index] = np.zeros(rows.num_rows, np.bool_)
-            continue
-        text = _text(rows, "new", position)
-        if index in fold.unchanged:
-            is_left_out = _is_left_out(rows, position)
-            text = pc.if_else(pa.array(is_left_out), _text(rows, "old", position), text)
-            is_whole = pc.fill_null(pc.equal(rows.column("old_kind"), "O"), False).to_numpy()
-            unknown[index] = is_left_out & ~is_whole
-        texts.append(text)
-    return _table(rows, texts, fold, is_content=True, unknown=unknown)
-
-
-def _departures(rows: pa.Table, layout: Layout, fold: Fold) -> pa.Table:
-    texts = [
-        _text(rows, "old", position)
-        if index in fold.schema.key
-        else pa.nulls(rows.num_rows, pa.large_string())
-        for index, position in enumerate(layout.positions)
-    ]
-    return _table(rows, texts, fold, is_content=False, unknown={})
-
-
-def _table(
-    rows: pa.Table,
-    texts: Sequence[pa.Array],
-    fold: Fold,
-    *,
-    is_content: bool,
-    unknown: dict[int, Flags],
-) -> pa.Table:
-    columns = {
-        "lsn": rows.column("commit_lsn"),
-        "ordinal": rows.column("ordinal").cast(pa.int64()),
-        "commit_ts": rows.column("commit_ts"),
-        "is_content": np.full(rows.num_rows, is_content, np.bool_),
-    }
-    columns |= {f"text_{index}": text for index, text in enumerate(texts)}
-    nowhere = np.zeros(rows.num_rows, np.bool_)
-    columns |= {f"unknown_{index}": unknown.get(index, nowhere) for index in fold.unknown}
-    return pa.table(columns)
-
-
-def _text(rows: pa.Table, tuples: str, position: int | None) -> pa.Array:
-    """Return one text of each tuple; NULL without a tuple."""
-    assert position is not None
-    return pc.list_element(one_array(rows.column(tuples)), position).cast(pa.large_string())
-
-
-def _is_same(before: pa.Array, after: pa.Array) -> Flags:
-    same = pc.fill_null(pc.equal(before, after), False)
-    both_null = pc.and_(pc.is_null(before), pc.is_null(after))
-    found: Flags = pc.or_(same, both_null).to_numpy(zero_copy_only=False)
+def _flags(events: pa.Table, name: str) -> Flags:
+    found: Flags = events.column(name).to_numpy()
     return found
 
 
-def _is_left_out(rows: pa.Table, position: int) -> Flags:
-    """Return which new tuples leave out the text at a position, as unchanged TOAST."""
-    left_out = one_array(rows.column("unchanged"))
-    found = np.zeros(rows.num_rows, np.bool_)
-    parents = pc.list_parent_indices(left_out).to_numpy()
-    found[parents[pc.list_flatten(left_out).to_numpy() == position]] = True
+def _earlier_events(events: pa.Table, codes: Numbers) -> Numbers:
+    """Return the event that shows each content's row as it was before; -1 without an event.
+
+    For an update within a key this is the event of the key before it. For an update that changed
+    the key it is the event of the old key before the departure, which has the position of the
+    update.
+    """
+    count = len(codes)
+    by_key = np.argsort(codes, kind="stable")
+    before = np.full(count, -1, np.int64)
+    before[by_key[1:]] = np.where(codes[by_key[1:]] == codes[by_key[:-1]], by_key[:-1], -1)
+    departures = _departures_of_moves(events)
+    is_moved = departures >= 0
+    before[is_moved] = before[departures[is_moved]]
+    return before
+
+
+def _departures_of_moves(events: pa.Table) -> Numbers:
+    """Return the departure that belongs to each update of a key; -1 for other events."""
+    is_move = np.flatnonzero(_flags(events, "is_move"))
+    found = np.full(events.num_rows, -1, np.int64)
+    # The departure has the same position, and a departure comes first.
+    found[is_move] = is_move - 1
     return found
 
 
-def one_array(column: pa.ChunkedArray) -> pa.Array:
-    """Return the values of a column as one array."""
-    whole = column.combine_chunks()
-    return whole if isinstance(whole, pa.Array) else pa.concat_arrays(whole.chunks)
+def _find_known(earlier: Numbers, is_known: Flags) -> Numbers:
+    """Return for each event the last event, in the history of its row, with a known value.
+
+    Without such an event it is the first event of the row.
+    """
+    here = np.arange(len(earlier))
+    found = np.where(is_known | (earlier < 0), here, earlier)
+    while True:
+        # Each pass doubles the length of the paths that are followed.
+        further = found[found]
+        if np.array_equal(further, found):
+            return found
+        found = further
+
+
+def _find_origins(events: pa.Table, earlier: Numbers, rows: Numbers, fold: Fold) -> list[pa.Array]:
+    """Return the keys that rows had before the first change."""
+    first = _find_known(earlier, np.zeros(len(earlier), np.bool_))[rows]
+    departures = _departures_of_moves(events)[first]
+    source = pa.array(np.where(departures >= 0, departures, first))
+    return [one_array(events.column(f"text_{i}").take(source)) for i in fold.schema.key]
+
+
+def _keep_bag_remainder(events: pa.Table, codes: Numbers, fold: Fold) -> tuple[Numbers, Numbers]:
+    """Find for each key the row after the range, or its departure.
+
+    See `merge/fold/latest.py`. Events are sorted, and whole rows are compared.
+
+    Returns:
+        The events with the texts of the rows, and the events with the positions.
+    """
+    is_content = _flags(events, "is_content")
+    width = range(len(fold.schema.fields))
+    tuples = encode_keys([events.column(f"text_{i}") for i in width])
+    order = np.arange(len(codes))
+    balance = np.bincount(tuples, np.where(is_content, 1, -1)).astype(np.int64)
+    last = last_of_each(tuples, order)
+    last_put_in = np.full(len(balance), -1, np.int64)
+    last_put_in[tuples[is_content]] = order[is_content]
+    is_held = is_content[last] | (balance > 0)
+    # A row is held that was added at some time, so `last_put_in` is an event.
+    held = np.full(int(codes.max()) + 1, -1, np.int64)
+    np.maximum.at(held, codes[last[is_held]], last_put_in[is_held])
+    has_lost = np.zeros(len(held), np.bool_)
+    has_lost[codes[last[balance < 0]]] = True
+    newest = last_of_each(codes, order)
+    departure = np.full(len(held), -1, np.int64)
+    departure[codes[~is_content]] = order[~is_content]
+    is_kept = (held >= 0) | has_lost
+    rows = np.where(held >= 0, held, departure)[is_kept]
+    at = np.where(held >= 0, held, newest)[is_kept]
+    return rows, at

@@ -1,7 +1,7 @@
 """Which merges this process does without a Spark job for each table.
 
 Whatever is unusual is left to Spark: a change of columns, a re-snapshot, a table with features or
-columns of its owner, the multiset fold of REPLICA IDENTITY FULL.
+columns of its owner.
 """
 
 from __future__ import annotations
@@ -148,9 +148,8 @@ def _is_usual_table(kind: CurrentImage, state: ScdState, schema: TableSchema) ->
 
 def _is_usual_fold(fold: Fold) -> bool:
     return (
-        not fold.stats.is_full
+        not (fold.stats.is_full and len(fold.common_fields) < len(fold.schema.fields))
         and not any(layout.conversions for layout in fold.layouts)
         and not any(field.convert_default for field in fold.schema.fields)
         and not set(fold.unchanged) & set(fold.schema.key)
-        and not (fold.unknown and fold.stats.has_old_tuples)
     )
