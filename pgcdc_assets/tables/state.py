@@ -240,18 +240,18 @@ def record_watermark(zone: RawZone, path: str) -> None:
             continue
         except (DeltaError, OSError):
             return
-        _keep_checkpoints(zone.lake, path, table)
+        keep_checkpoints(zone.lake, path, table)
         return
 
 
-def _keep_checkpoints(lake: Lake, path: str, before: DeltaTable) -> None:
+def keep_checkpoints(lake: Lake, path: str, before: DeltaTable) -> None:
     """Write the checkpoint of a version that delta-rs wrote.
 
     Spark writes a checkpoint at every tenth version, if the version is its own commit. If merges
     write odd versions and watermarks even versions, Spark never writes a checkpoint.
 
     Args:
-        before: the table before the watermark was recorded.
+        before: the table before the version was written.
     """
     interval = int(before.metadata().configuration.get(_INTERVAL, _DEFAULT_INTERVAL))
     if (before.version() + 1) % interval:

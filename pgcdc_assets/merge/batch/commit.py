@@ -19,7 +19,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, Schema
+from deltalake import CommitProperties, PostCommitHookProperties, Schema
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction
 
@@ -32,7 +32,7 @@ from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.fence import Step, fence_transactions
 from pgcdc_assets.tables.source_columns import SOURCE
-from pgcdc_assets.tables.state import ScdState
+from pgcdc_assets.tables.state import ScdState, keep_checkpoints
 
 _FEATURES = ("appendOnly", "deletionVectors", "invariants")
 _ENGINE = "pgcdc_assets"
@@ -84,10 +84,13 @@ def replace_rows(zone: RawZone, state: ScdState, rows: pa.Table, step: Step) -> 
                 app_transactions=fence_transactions(zone, *step.position, step.number),
                 max_commit_retries=0,
             ),
+            # delta-rs has another default interval of checkpoints than Spark.
+            post_commithook_properties=PostCommitHookProperties(create_checkpoint=False),
         )
     except CommitFailedError as error:
         _discard(zone, state.path, added)
         raise CommitConflict from error
+    keep_checkpoints(zone.lake, state.path, state.table)
 
 
 def create_table(zone: RawZone, path: str, schema: TableSchema, rows: pa.Table, step: Step) -> None:

@@ -84,7 +84,6 @@ def _is_small(task: MergeTask) -> bool:
         and task.blocked_by is None
         and (task.stats is not None or plan.snapshot is not None)
         and plan.partial is None
-        and not task.is_remade
         and (task.state is None or plan.snapshot is None)
         and task.row_count <= MOST_CHANGES
         and plan.change_bytes <= MOST_CHANGE_BYTES

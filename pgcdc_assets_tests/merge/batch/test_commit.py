@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -204,7 +205,7 @@ def test_a_new_table_is_described_as_spark_describes_it(
         rows = spark.read.format("delta").load(report.path)
         found.append(
             (
-                table.schema().to_json(),
+                json.loads(table.schema().to_json()),
                 metadata.configuration,
                 metadata.description,
                 set(protocol.writer_features or ()),
