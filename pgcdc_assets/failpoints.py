@@ -37,6 +37,8 @@ AFTER_COPY_COMMIT = "after_copy_commit"
 # Merge, rebuild and maintenance.
 AFTER_COLUMNS_REWRITTEN = "after_columns_rewritten"
 AFTER_COLUMNS_ADDED = "after_columns_added"
+BEFORE_BATCH_COMMIT = "before_batch_commit"
+AFTER_BATCH_COMMIT = "after_batch_commit"
 AFTER_MERGE_STEP = "after_merge_step"
 AFTER_REBUILD_STAGED = "after_rebuild_staged"
 AFTER_REBUILD_MOVED = "after_rebuild_moved"

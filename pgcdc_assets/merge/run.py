@@ -25,6 +25,7 @@ from pgcdc_assets.errors import (
     PgcdcError,
 )
 from pgcdc_assets.lsn import LsnWindow, Position
+from pgcdc_assets.merge.batch.run import SmallMerges
 from pgcdc_assets.merge.comments import find_changes, follow_comments
 from pgcdc_assets.merge.failures import explain
 from pgcdc_assets.merge.kinds.base import Counts
@@ -37,7 +38,6 @@ from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.session import activate, own_sessions
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.spark.tuning import tune
-from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.columns import LSN, VALID_FROM_LSN
 from pgcdc_assets.tables.state import (
     ScdState,
@@ -92,7 +92,19 @@ def merge_tables(
         count = min(parallelism, len(busy))
         given = None if sessions is None else nullcontext(list(sessions[:count]))
         with given or own_sessions(spark, count) as opened:
-            yield from _side_by_side(opened, busy, _Merge(zone, through, root, limit))
+            merge = _Merge(zone, through, root, limit)
+            rest: list[_Begun] = []
+            yield from _merge_small_tables(opened[0], busy, merge, rest)
+            if rest:
+                yield from _side_by_side(opened, rest, merge)
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A step that Spark has to merge, and the report of the steps of its table before it."""
+
+    task: MergeTask
+    report: MergeReport | None = None
 
 
 @dataclass(frozen=True)
@@ -104,12 +116,15 @@ class _Merge:
     root: str | None
     limit: StepLimit | None
 
-    def run(self, spark: SparkSession, task: MergeTask) -> MergeReport | MergeFailure:
+    def run(self, spark: SparkSession, begun: _Begun) -> MergeReport | MergeFailure:
         """Merge one table in steps, each up to the limit or up to the next snapshot."""
+        task = begun.task
         outcome = self._step(spark, task)
+        if isinstance(outcome, MergeReport) and begun.report is not None:
+            outcome = begun.report.followed_by(outcome)
         while isinstance(outcome, MergeReport) and not task.plan.is_last:
             failpoints.reach(failpoints.AFTER_MERGE_STEP)
-            following = self._plan_next(task)
+            following = self.plan_next(task)
             if isinstance(following, MergeFailure):
                 return following
             task, report = following, outcome
@@ -137,16 +152,17 @@ class _Merge:
         """Plan from the next snapshot on; None if there is none, or the table began with one."""
         snapshot = task.plan.snapshot
         if snapshot is None:
-            return self._plan_next(task, skips_to_snapshot=True)
+            return self.plan_next(task, skips_to_snapshot=True)
         if task.state is not None:
             return None
-        found = self._plan_next(task, skips_to_snapshot=True, after=snapshot.key)
+        found = self.plan_next(task, skips_to_snapshot=True, after=snapshot.key)
         is_conflict = isinstance(found, MergeFailure) and isinstance(found.error, MergeConflict)
         return None if is_conflict else found
 
-    def _plan_next(
+    def plan_next(
         self, task: MergeTask, *, skips_to_snapshot: bool = False, after: str | None = None
     ) -> MergeTask | MergeFailure:
+        """Plan the step after a step of a table."""
         target = replace(task.plan.target, scd=(task.scd,))
         (found,) = build_tasks(
             self.zone,
@@ -160,23 +176,54 @@ class _Merge:
         return found
 
 
+def _merge_small_tables(
+    spark: SparkSession, tasks: Sequence[MergeTask], merge: _Merge, rest: list[_Begun]
+) -> Iterator[MergeReport | MergeFailure]:
+    """Merge small tables together, step by step.
+
+    Args:
+        spark: a session that no other thread uses at the same time.
+        rest: gets the steps that Spark has to merge.
+    """
+    reports: dict[str, MergeReport] = {}
+    while tasks:
+        small, following = SmallMerges(spark, merge.zone), list[MergeTask]()
+        for group in small.groups(tasks):
+            for task, outcome in small.merge(group):
+                before = reports.pop(task.path, None)
+                if isinstance(outcome, MergeReport) and before is not None:
+                    outcome = before.followed_by(outcome)
+                if isinstance(outcome, MergeFailure) or task.plan.is_last:
+                    yield outcome
+                    continue
+                failpoints.reach(failpoints.AFTER_MERGE_STEP)
+                planned = merge.plan_next(task)
+                if isinstance(planned, MergeFailure):
+                    yield planned
+                else:
+                    reports[task.path] = outcome
+                    following.append(planned)
+        rest += [_Begun(task, reports.pop(task.path, None)) for task in small.left]
+        tasks = following
+
+
 def _side_by_side(
-    sessions: Sequence[SparkSession], tasks: Sequence[MergeTask], merge: _Merge
+    sessions: Sequence[SparkSession], tasks: Sequence[_Begun], merge: _Merge
 ) -> Iterator[MergeReport | MergeFailure]:
     free: SimpleQueue[SparkSession] = SimpleQueue()
     for session in sessions:
         free.put(session)
 
-    def run(task: MergeTask) -> MergeReport | MergeFailure:
-        session = free.get()
+    def run(begun: _Begun) -> MergeReport | MergeFailure:
+        session, task = free.get(), begun.task
         try:
             activate(session)
             if merge.root is not None:
                 # A fold for a comparison or a rebuild, which announce their own activity.
-                return _guarded(task, lambda busy: merge.run(session, busy), session)
+                return _guarded(task, lambda _: merge.run(session, begun), session)
             name = f"merge of {task.plan.target.qualified_name} (scd{task.scd})"
             with activity(name, "changes") as shown:
-                report = _guarded(task, lambda busy: merge.run(session, busy), session)
+                report = _guarded(task, lambda _: merge.run(session, begun), session)
                 if isinstance(report, MergeReport):
                     shown.count = report.changes_read
                 else:
@@ -304,17 +351,9 @@ def merge_table(spark: SparkSession, zone: RawZone, task: MergeTask) -> MergeRep
         seconds=time.monotonic() - started,
         is_remade=task.is_remade,
         waits_for=task.waits_for,
-        source_name=_source_name(task),
+        source_name=task.source_name,
         names=frozenset(task.stats.names) if task.stats is not None else frozenset(),
     )
-
-
-def _source_name(task: MergeTask) -> TableName | None:
-    """Return the name of a table at the source in the newest change or snapshot that was folded."""
-    if task.version_order:
-        number = task.version_order[-1]
-        return next((v.relation.name for v in task.relations if v.version == number), None)
-    return None if task.snapshot_version is None else task.snapshot_version.relation.name
 
 
 def _count_rescued(spark: SparkSession, task: MergeTask, state: ScdState) -> int:

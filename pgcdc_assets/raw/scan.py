@@ -132,6 +132,7 @@ def scan_changes(
     end: int,
     names: Collection[TableName] | None = None,
     relation_id: int | None = None,
+    relation_ids: Collection[int] | None = None,
     columns: Sequence[str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the changes of an epoch with start <= commit_lsn < end.
@@ -145,6 +146,7 @@ def scan_changes(
         end: LSN, exclusive.
         names: names of tables at the source; None: all tables.
         relation_id: OID of one table; None: all tables.
+        relation_ids: OIDs of tables; None: all tables.
         columns: names of the columns to read; None: all columns.
     """
     loaded = table.load()
@@ -165,5 +167,7 @@ def scan_changes(
         )
     if relation_id is not None:
         condition &= pc.field("relation_id") == relation_id
+    if relation_ids is not None:
+        condition &= pc.field("relation_id").isin(pa.array(sorted(relation_ids), pa.int64()))
     files = files_between(data_files(loaded), epoch, start, end)
     yield from scan(table, files, columns or table.schema.names, condition)

@@ -81,6 +81,7 @@ class ScdState:
         row_count: None if a file has no statistics.
         has_deletion_vectors: some rows of the files are marked as deleted.
         files: the add actions from delta-rs, flattened.
+        table: the version that all this describes.
     """
 
     path: str
@@ -94,6 +95,7 @@ class ScdState:
     row_count: int | None
     has_deletion_vectors: bool
     files: pa.Table = field(compare=False, repr=False)
+    table: DeltaTable = field(compare=False, repr=False)
 
     @property
     def is_empty(self) -> bool:
@@ -145,6 +147,7 @@ def _read_state(lake: Lake, name: str, path: str, table: DeltaTable) -> ScdState
         row_count=_row_count(_written_rows(files), vectors),
         has_deletion_vectors=vectors.num_rows > 0,
         files=files,
+        table=table,
     )
 
 
@@ -238,18 +241,18 @@ def record_watermark(zone: RawZone, path: str) -> None:
             continue
         except (DeltaError, OSError):
             return
-        _keep_checkpoints(zone.lake, path, table)
+        keep_checkpoints(zone.lake, path, table)
         return
 
 
-def _keep_checkpoints(lake: Lake, path: str, before: DeltaTable) -> None:
+def keep_checkpoints(lake: Lake, path: str, before: DeltaTable) -> None:
     """Write the checkpoint of a version that delta-rs wrote.
 
     Spark writes a checkpoint at every tenth version, if the version is its own commit. If merges
     write odd versions and watermarks even versions, Spark never writes a checkpoint.
 
     Args:
-        before: the table before the watermark was recorded.
+        before: the table before the version was written.
     """
     interval = int(before.metadata().configuration.get(_INTERVAL, _DEFAULT_INTERVAL))
     if (before.version() + 1) % interval:

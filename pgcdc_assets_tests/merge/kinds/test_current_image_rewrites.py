@@ -32,11 +32,18 @@ from pgcdc_assets_tests.support.merge.one_table import (
     record_change_data,
 )
 from pgcdc_assets_tests.support.merge.random_history import COLUMNS, KEY, random_relation
+from pgcdc_assets_tests.support.merge.small_tables import merge_by_spark
 
 pytestmark = pytest.mark.spark
 
 _TARGET = CdcTable("shop", "items")
 _ROWS = 100
+
+
+@pytest.fixture(autouse=True)
+def by_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the tables to Spark."""
+    merge_by_spark(monkeypatch)
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.tuning import for_large
 from pgcdc_assets_tests.support.merge.history import Change, Landing, Versions, column, relation
+from pgcdc_assets_tests.support.merge.small_tables import merge_by_spark
 
 _KEYS = 5
 _DOC, _NUMBER, _NOTE = 2, 3, 4
@@ -232,6 +233,7 @@ def merge_as_if_large(monkeypatch: pytest.MonkeyPatch, is_wanted: bool) -> None:
 
 def bound_merges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make merges compute the key range of their changes for tables of any size."""
+    merge_by_spark(monkeypatch)
     monkeypatch.setattr("pgcdc_assets.merge.kinds.base.SMALL_BYTES", -1)
     monkeypatch.setattr("pgcdc_assets.merge.kinds.current_image.is_tiny", lambda *_: False)
 

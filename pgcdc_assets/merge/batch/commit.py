@@ -1,0 +1,223 @@
+"""Data files and commits of small tables, without Spark.
+
+A commit is the version directly after the one that the step was computed from, or it fails. It
+carries the fence and the watermark (`tables/fence.py`), so a merge by Spark at the same time
+conflicts with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, PostCommitHookProperties, Schema
+from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import AddAction
+
+from pgcdc_assets import failpoints
+from pgcdc_assets.merge.batch.column_types import arrow_schema
+from pgcdc_assets.merge.fold.table_schema import TableSchema
+from pgcdc_assets.merge.write import table_properties
+from pgcdc_assets.raw.delta_log import FOLDER, commit_path
+from pgcdc_assets.raw.files import filesystem
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.tables.fence import Step, fence_transactions
+from pgcdc_assets.tables.source_columns import SOURCE
+from pgcdc_assets.tables.state import ScdState, keep_checkpoints
+
+_FEATURES = ("appendOnly", "deletionVectors", "invariants")
+_ENGINE = "pgcdc_assets"
+
+
+class CommitConflict(Exception):
+    """Another writer has committed to the table. Nothing of this step is visible."""
+
+
+def read_rows(zone: RawZone, state: ScdState, schema: TableSchema) -> pa.Table:
+    """Read a table's rows, with the columns of a schema.
+
+    Raises:
+        OSError, pa.ArrowException: a file cannot be read.
+    """
+    target = arrow_schema(schema)
+    files = filesystem(zone.lake, state.path)
+    tables = []
+    for path in state.files.column("path").to_pylist():
+        with files.open_input_file(path) as source:
+            found = pq.read_table(source, use_threads=False)
+        columns = [
+            found.column(field.name).cast(field.type)
+            if field.name in found.column_names
+            else pa.nulls(found.num_rows, field.type)
+            for field in target
+        ]
+        tables.append(pa.table(columns, schema=target))
+    return pa.concat_tables(tables) if tables else target.empty_table()
+
+
+def replace_rows(zone: RawZone, state: ScdState, rows: pa.Table, step: Step) -> None:
+    """Replace all rows of a table.
+
+    Raises:
+        CommitConflict: another writer has committed.
+        DeltaError, OSError: the table cannot be written.
+    """
+    added = _write_file(zone, state.path, rows)
+    failpoints.reach(failpoints.BEFORE_BATCH_COMMIT)
+    assert step.position is not None
+    try:
+        state.table.create_write_transaction(
+            list(added),
+            "overwrite",
+            state.table.schema(),
+            commit_properties=CommitProperties(
+                custom_metadata={"userMetadata": step.metadata},
+                app_transactions=fence_transactions(zone, *step.position, step.number),
+                max_commit_retries=0,
+            ),
+            # delta-rs has another default interval of checkpoints than Spark.
+            post_commithook_properties=PostCommitHookProperties(create_checkpoint=False),
+        )
+    except CommitFailedError as error:
+        _discard(zone, state.path, added)
+        raise CommitConflict from error
+    keep_checkpoints(zone.lake, state.path, state.table)
+
+
+def create_table(zone: RawZone, path: str, schema: TableSchema, rows: pa.Table, step: Step) -> None:
+    """Create a table with rows, in one commit. The lake is local.
+
+    delta-rs refuses to create a table with properties that it does not know, so the commit is
+    written here. A hard link makes it visible, which fails if there is a commit.
+
+    Raises:
+        CommitConflict: there is a table.
+        OSError: the table cannot be written.
+    """
+    log = Path(path, FOLDER)
+    log.mkdir(parents=True, exist_ok=True)
+    added = _write_file(zone, path, rows)
+    text = "\n".join(map(json.dumps, _actions(zone, schema, added, step)))
+    failpoints.reach(failpoints.BEFORE_BATCH_COMMIT)
+    prepared = log / f".{uuid4()}.tmp"
+    try:
+        prepared.write_text(text, encoding="utf-8")
+        os.link(prepared, Path(path, commit_path(0)))
+    except FileExistsError as error:
+        _discard(zone, path, added)
+        raise CommitConflict from error
+    finally:
+        prepared.unlink(missing_ok=True)
+
+
+def _actions(
+    zone: RawZone, schema: TableSchema, added: Sequence[AddAction], step: Step
+) -> list[dict[str, Any]]:
+    """Return the actions of the first commit of a table."""
+    assert step.position is not None
+    now = int(time.time() * 1000)
+    kinds = {field.type.ddl for field in schema.fields}
+    ntz = ["timestampNtz"] if any("TIMESTAMP_NTZ" in ddl for ddl in kinds) else []
+    metadata: dict[str, Any] = {
+        "id": str(uuid4()),
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": _schema_text(schema),
+        "partitionColumns": [],
+        "configuration": table_properties(schema),
+        "createdTime": now,
+    }
+    if schema.description:
+        metadata["description"] = schema.description
+    return [
+        {
+            "commitInfo": {
+                "timestamp": now,
+                "operation": "CREATE TABLE AS SELECT",
+                "operationParameters": {},
+                "isBlindAppend": True,
+                "userMetadata": step.metadata,
+                "engineInfo": _ENGINE,
+            }
+        },
+        {
+            "protocol": {
+                "minReaderVersion": 3,
+                "minWriterVersion": 7,
+                "readerFeatures": ["deletionVectors", *ntz],
+                "writerFeatures": [*_FEATURES, *ntz],
+            }
+        },
+        {"metaData": metadata},
+        *(
+            {"txn": {"appId": each.app_id, "version": each.version, "lastUpdated": now}}
+            for each in fence_transactions(zone, *step.position, step.number)
+        ),
+        *(
+            {
+                "add": {
+                    "path": file.path,
+                    "partitionValues": {},
+                    "size": file.size,
+                    "modificationTime": now,
+                    "dataChange": True,
+                    "stats": file.stats,
+                }
+            }
+            for file in added
+        ),
+    ]
+
+
+def _schema_text(schema: TableSchema) -> str:
+    """Return the schema in the form of Delta's log, with comments and the source's columns."""
+    text = json.loads(Schema.from_arrow(arrow_schema(schema)).to_json())
+    described = [{"comment": f.comment, SOURCE: f.source} for f in schema.fields]
+    described += [{"comment": comment, SOURCE: None} for _, _, comment in schema.system]
+    for column, metadata in zip(text["fields"], described, strict=True):
+        column["metadata"] = {name: value for name, value in metadata.items() if value is not None}
+    return json.dumps(text)
+
+
+def _write_file(zone: RawZone, path: str, rows: pa.Table) -> list[AddAction]:
+    """Write a data file; none without rows."""
+    if rows.num_rows == 0:
+        return []
+    name = f"part-00000-{uuid4()}-c000.snappy.parquet"
+    files = filesystem(zone.lake, path)
+    with files.open_output_stream(name) as target:
+        pq.write_table(rows, target, compression="snappy", version="2.6", store_schema=False)
+        size = target.tell()
+    return [AddAction(name, size, {}, int(time.time() * 1000), True, _statistics(rows))]
+
+
+def _statistics(rows: pa.Table) -> str:
+    """Return Delta's statistics of a file: ranges of whole numbers, and counts of NULLs."""
+    least, most = {}, {}
+    for column in rows.schema:
+        if pa.types.is_integer(column.type):
+            found = pc.min_max(rows.column(column.name)).as_py()
+            if found["min"] is not None:
+                least[column.name], most[column.name] = found["min"], found["max"]
+    return json.dumps(
+        {
+            "numRecords": rows.num_rows,
+            "minValues": least,
+            "maxValues": most,
+            "nullCount": {name: rows.column(name).null_count for name in rows.column_names},
+        }
+    )
+
+
+def _discard(zone: RawZone, path: str, added: Sequence[AddAction]) -> None:
+    for file in added:
+        with suppress(OSError):
+            filesystem(zone.lake, path).delete_file(file.path)

@@ -1,0 +1,94 @@
+"""The changes and snapshots of small tables, read from the raw zone by pyarrow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.merge.batch.scope import SmallMerge
+from pgcdc_assets.raw.scan import DataFile, data_files, scan, scan_changes
+from pgcdc_assets.raw.schema import CHANGES
+from pgcdc_assets.raw.snapshots import SnapshotIdentity, snapshot_of_file
+from pgcdc_assets.raw.zone import RawZone
+
+_COLUMNS = (
+    "commit_lsn ordinal commit_ts op relation_id relation_version old_kind old new unchanged"
+).split()
+_SCHEMA = pa.schema([CHANGES.field(name) for name in _COLUMNS])
+
+
+def read_changes(zone: RawZone, merges: Sequence[SmallMerge]) -> list[pa.Table]:
+    """Read the inserts, updates and deletes of each merge: one scan for each range.
+
+    Raises:
+        FileNotFoundError: a compaction has replaced a file.
+    """
+    ranges: dict[LsnWindow, list[int]] = {}
+    for number, merge in enumerate(merges):
+        if merge.fold is not None:
+            plan = merge.task.plan
+            within = LsnWindow(plan.epoch, plan.first_change, plan.end)
+            ranges.setdefault(within, []).append(number)
+    found = [_SCHEMA.empty_table()] * len(merges)
+    for within, numbers in ranges.items():
+        wanted = {merges[number].task.followed.relation_id for number in numbers}
+        batches = scan_changes(
+            zone.changes.table,
+            epoch=within.epoch,
+            start=within.start,
+            end=within.end,
+            relation_ids=wanted,
+            columns=_COLUMNS,
+        )
+        rows = pa.Table.from_batches(list(batches), _SCHEMA)
+        rows = rows.filter(pc.field("op") != "T").combine_chunks()
+        ids = rows.column("relation_id").to_numpy()
+        order = np.argsort(ids, kind="stable")
+        rows, ids = rows.take(pa.array(order)), ids[order]
+        for number in numbers:
+            relation_id = merges[number].task.followed.relation_id
+            start, end = np.searchsorted(ids, [relation_id, relation_id + 1])
+            found[number] = _after_truncate(rows.slice(start, end - start), merges[number])
+    return found
+
+
+def _after_truncate(rows: pa.Table, merge: SmallMerge) -> pa.Table:
+    """Return the changes after the last TRUNCATE."""
+    stats = merge.task.stats
+    if stats is None or not stats.truncates:
+        return rows
+    last = stats.truncates[-1]
+    lsn, ordinal = pc.field("commit_lsn"), pc.field("ordinal")
+    return rows.filter(
+        (lsn > last.commit_lsn) | ((lsn == last.commit_lsn) & (ordinal > last.ordinal))
+    )
+
+
+def read_snapshots(zone: RawZone, merges: Sequence[SmallMerge]) -> list[pa.Array | None]:
+    """Read the tuples of the snapshot of each merge; None for a merge without a snapshot.
+
+    Raises:
+        FileNotFoundError: a file of a snapshot is gone.
+    """
+    if not any(merge.task.plan.snapshot is not None for merge in merges):
+        return [None] * len(merges)
+    table = zone.snapshots.table
+    loaded = table.load()
+    by_snapshot: dict[SnapshotIdentity, list[DataFile]] = {}
+    for file in [] if loaded is None else data_files(loaded):
+        by_snapshot.setdefault(snapshot_of_file(file).identity, []).append(file)
+    found: list[pa.Array | None] = []
+    for merge in merges:
+        snapshot = merge.task.plan.snapshot
+        if snapshot is None:
+            found.append(None)
+            continue
+        files = by_snapshot.get(snapshot.identity, [])
+        texts = [batch.column("new") for batch in scan(table, files, ["new"])]
+        empty = pa.array([], table.schema.field("new").type)
+        found.append(pa.concat_arrays([empty, *texts]))
+    return found

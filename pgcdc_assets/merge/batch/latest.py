@@ -1,0 +1,202 @@
+"""The last change of each key, found in Arrow arrays of texts.
+
+This is the fold of `merge/fold/latest.py` and `merge/fold/toast.py`. A key is compared by its text,
+so `scope` admits types whose texts are equal exactly if their values are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge.batch.events import (
+    Flags,
+    Numbers,
+    build_events,
+    encode_keys,
+    last_of_each,
+    one_array,
+)
+from pgcdc_assets.merge.fold.events import Fold
+from pgcdc_assets.merge.fold.table_schema import TableSchema
+
+_TIME = pa.timestamp("us", tz="UTC")
+
+
+@dataclass(frozen=True)
+class FoldedTexts:
+    """Rows of one table as texts, at most one of a key.
+
+    Attributes:
+        texts: one array for each field; of a departure, the texts of its key.
+        is_content: the key has a row after the step; otherwise the row has left.
+        unknown: by field index, which rows take the value from a row of the table.
+        origins: the texts of the key of that row, one array for each column of the key; empty if it
+            is the row's own key.
+    """
+
+    texts: Sequence[pa.Array]
+    lsn: Numbers
+    ordinal: Numbers
+    commit_ts: pa.Array
+    is_content: Flags
+    unknown: dict[int, Flags] = field(default_factory=dict)
+    origins: Sequence[pa.Array] = ()
+
+    @property
+    def row_count(self) -> int:
+        """The number of rows."""
+        return len(self.lsn)
+
+
+def read_snapshot_texts(tuples: pa.Array, schema: TableSchema, lsn: Lsn) -> FoldedTexts:
+    """Return the rows of a snapshot.
+
+    Args:
+        tuples: the texts of the rows, in the layout of the schema.
+    """
+    count = len(tuples)
+    return FoldedTexts(
+        [pc.list_element(tuples, i) for i in range(len(schema.fields))],
+        np.full(count, int(lsn), np.int64),
+        np.full(count, -1, np.int64),
+        pa.nulls(count, _TIME),
+        np.ones(count, np.bool_),
+    )
+
+
+def fold_texts(changes: pa.Table, fold: Fold) -> FoldedTexts:
+    """Fold the changes of a table to the last one of each key.
+
+    Args:
+        changes: inserts, updates and deletes of `raw/changes`, in any order.
+    """
+    events = _sorted(build_events(changes, fold))
+    codes = encode_keys([events.column(f"text_{index}") for index in fold.schema.key])
+    if fold.stats.is_full:
+        rows, at = _keep_bag_remainder(events, codes, fold)
+    else:
+        rows = at = last_of_each(codes, np.arange(len(codes)))
+    is_content = _flags(events, "is_content")[rows]
+    taken = events.take(pa.array(rows))
+    texts = [one_array(taken.column(f"text_{i}")) for i in range(len(fold.schema.fields))]
+    unknown, origins = {}, list[pa.Array]()
+    if fold.unknown:
+        earlier = _earlier_events(events, codes)
+        for index in fold.unknown:
+            column = events.column(f"text_{index}")
+            source = _find_known(earlier, ~_flags(events, f"unknown_{index}"))[rows]
+            texts[index] = one_array(column.take(pa.array(np.where(is_content, source, rows))))
+            is_missing = _flags(events, f"unknown_{index}") | ~_flags(events, "is_content")
+            unknown[index] = is_content & is_missing[source]
+        if fold.stats.has_old_tuples:
+            origins = _find_origins(events, earlier, rows, fold)
+    positions = events.take(pa.array(at))
+    return FoldedTexts(
+        texts,
+        positions.column("lsn").to_numpy(),
+        positions.column("ordinal").to_numpy(),
+        one_array(positions.column("commit_ts")),
+        is_content,
+        unknown,
+        origins,
+    )
+
+
+def _sorted(events: pa.Table) -> pa.Table:
+    """Order events by position; at one position a departure comes before a content."""
+    keys = [
+        _flags(events, "is_content"),
+        *(events.column(n).to_numpy() for n in ("ordinal", "lsn")),
+    ]
+    return events.take(pa.array(np.lexsort(keys))).combine_chunks()
+
+
+def _flags(events: pa.Table, name: str) -> Flags:
+    found: Flags = events.column(name).to_numpy()
+    return found
+
+
+def _earlier_events(events: pa.Table, codes: Numbers) -> Numbers:
+    """Return the event that shows each content's row as it was before; -1 without an event.
+
+    For an update within a key this is the event of the key before it. For an update that changed
+    the key it is the event of the old key before the departure, which has the position of the
+    update.
+    """
+    count = len(codes)
+    by_key = np.argsort(codes, kind="stable")
+    before = np.full(count, -1, np.int64)
+    before[by_key[1:]] = np.where(codes[by_key[1:]] == codes[by_key[:-1]], by_key[:-1], -1)
+    departures = _departures_of_moves(events)
+    is_moved = departures >= 0
+    before[is_moved] = before[departures[is_moved]]
+    return before
+
+
+def _departures_of_moves(events: pa.Table) -> Numbers:
+    """Return the departure that belongs to each update of a key; -1 for other events."""
+    is_move = np.flatnonzero(_flags(events, "is_move"))
+    found = np.full(events.num_rows, -1, np.int64)
+    # The departure has the same position, and a departure comes first.
+    found[is_move] = is_move - 1
+    return found
+
+
+def _find_known(earlier: Numbers, is_known: Flags) -> Numbers:
+    """Return for each event the last event, in the history of its row, with a known value.
+
+    Without such an event it is the first event of the row.
+    """
+    here = np.arange(len(earlier))
+    found = np.where(is_known | (earlier < 0), here, earlier)
+    while True:
+        # Each pass doubles the length of the paths that are followed.
+        further = found[found]
+        if np.array_equal(further, found):
+            return found
+        found = further
+
+
+def _find_origins(events: pa.Table, earlier: Numbers, rows: Numbers, fold: Fold) -> list[pa.Array]:
+    """Return the keys that rows had before the first change."""
+    first = _find_known(earlier, np.zeros(len(earlier), np.bool_))[rows]
+    departures = _departures_of_moves(events)[first]
+    source = pa.array(np.where(departures >= 0, departures, first))
+    return [one_array(events.column(f"text_{i}").take(source)) for i in fold.schema.key]
+
+
+def _keep_bag_remainder(events: pa.Table, codes: Numbers, fold: Fold) -> tuple[Numbers, Numbers]:
+    """Find for each key the row after the range, or its departure.
+
+    See `merge/fold/latest.py`. Events are sorted, and whole rows are compared.
+
+    Returns:
+        The events with the texts of the rows, and the events with the positions.
+    """
+    is_content = _flags(events, "is_content")
+    width = range(len(fold.schema.fields))
+    tuples = encode_keys([events.column(f"text_{i}") for i in width])
+    order = np.arange(len(codes))
+    balance = np.bincount(tuples, np.where(is_content, 1, -1)).astype(np.int64)
+    last = last_of_each(tuples, order)
+    last_put_in = np.full(len(balance), -1, np.int64)
+    last_put_in[tuples[is_content]] = order[is_content]
+    is_held = is_content[last] | (balance > 0)
+    # A row is held that was added at some time, so `last_put_in` is an event.
+    held = np.full(int(codes.max()) + 1, -1, np.int64)
+    np.maximum.at(held, codes[last[is_held]], last_put_in[is_held])
+    has_lost = np.zeros(len(held), np.bool_)
+    has_lost[codes[last[balance < 0]]] = True
+    newest = last_of_each(codes, order)
+    departure = np.full(len(held), -1, np.int64)
+    departure[codes[~is_content]] = order[~is_content]
+    is_kept = (held >= 0) | has_lost
+    rows = np.where(held >= 0, held, departure)[is_kept]
+    at = np.where(held >= 0, held, newest)[is_kept]
+    return rows, at

@@ -1,0 +1,208 @@
+"""The merge of small tables: read and cast for all of them at once, then commit one by one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake.exceptions import DeltaError
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from pgcdc_assets import failpoints
+from pgcdc_assets.merge.batch.casts import Casts
+from pgcdc_assets.merge.batch.column_types import arrow_schema
+from pgcdc_assets.merge.batch.commit import CommitConflict, create_table, read_rows, replace_rows
+from pgcdc_assets.merge.batch.contents import (
+    Contents,
+    NotInScope,
+    RequestedRows,
+    fresh_contents,
+    merge_contents,
+)
+from pgcdc_assets.merge.batch.input import read_changes, read_snapshots
+from pgcdc_assets.merge.batch.latest import fold_texts, read_snapshot_texts
+from pgcdc_assets.merge.batch.scope import SmallMerge, find_small_merge
+from pgcdc_assets.merge.failures import explain
+from pgcdc_assets.merge.report import MergeFailure, MergeReport
+from pgcdc_assets.merge.task import MergeTask
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.spark.tuning import tune
+from pgcdc_assets.tables.columns import LSN, RESCUED
+from pgcdc_assets.tables.fence import read_fence
+from pgcdc_assets.tables.state import next_step, open_table, overtaken_error
+
+# The bounds of the changes and snapshots that are in memory at once.
+MOST_ROWS = 50_000
+MOST_BYTES = 64 * 1024 * 1024
+
+# Errors after which Spark merges the table, and explains what is wrong.
+_FOR_SPARK = (NotInScope, DeltaError, OSError, pa.ArrowException)
+
+Outcome = MergeReport | MergeFailure
+
+
+@dataclass(frozen=True)
+class _Folded:
+    """A merge whose changes are folded, and whose casts are requested."""
+
+    merge: SmallMerge
+    copied: RequestedRows | None
+    changed: RequestedRows | None
+
+
+@dataclass
+class SmallMerges:
+    """Merges tables without a Spark job for each.
+
+    Attributes:
+        spark: a session that no other thread uses at the same time.
+        left: the tasks that Spark has to merge.
+    """
+
+    spark: SparkSession
+    zone: RawZone
+    left: list[MergeTask] = field(default_factory=list)
+
+    def groups(self, tasks: Iterable[MergeTask]) -> Iterator[list[SmallMerge]]:
+        """Yield the tasks that are in scope, as many at once as fit into the bounds."""
+        group: list[SmallMerge] = []
+        rows = size = 0
+        for task in tasks:
+            found = find_small_merge(self.spark, self.zone, task)
+            if found is None:
+                self.left.append(task)
+                continue
+            rows += task.row_count
+            size += task.plan.change_bytes
+            if group and (rows > MOST_ROWS or size > MOST_BYTES):
+                yield group
+                group, rows, size = [], task.row_count, task.plan.change_bytes
+            group.append(found)
+        if group:
+            yield group
+
+    def merge(self, group: Sequence[SmallMerge]) -> Iterator[tuple[MergeTask, Outcome]]:
+        """Merge the tables of a group, and yield each outcome; the others are `left`."""
+        started = time.monotonic()
+        casts = Casts()
+        try:
+            folded = list(self._fold(group, casts))
+            tune(self.spark, casts.row_count, 0)
+            casts.run(self.spark)
+        except (OSError, PySparkException, Py4JError):
+            self.left += [merge.task for merge in group]
+            return
+        share = (time.monotonic() - started) / max(1, len(folded))
+        for each in folded:
+            task, begun = each.merge.task, time.monotonic() - share
+            try:
+                yield task, self._write(each, casts, begun)
+            except CommitConflict:
+                if self._is_overtaken(task):
+                    yield task, MergeFailure(*task.name, overtaken_error(task.path))
+                else:
+                    self.left.append(task)
+            except _FOR_SPARK:
+                self.left.append(task)
+            except Exception as error:
+                yield task, MergeFailure(*task.name, explain(task, error, self.spark))
+
+    def _fold(self, group: Sequence[SmallMerge], casts: Casts) -> Iterator[_Folded]:
+        changes = read_changes(self.zone, group)
+        copies = read_snapshots(self.zone, group)
+        for merge, rows, tuples in zip(group, changes, copies, strict=True):
+            schema, plan = merge.schema, merge.task.plan
+            copied = changed = None
+            try:
+                if tuples is not None:
+                    assert plan.snapshot is not None
+                    texts = read_snapshot_texts(tuples, schema, plan.snapshot.snapshot_lsn)
+                    copied = RequestedRows.request(texts, schema, casts)
+                if merge.fold is not None:
+                    changed = RequestedRows.request(fold_texts(rows, merge.fold), schema, casts)
+            except pa.ArrowException:
+                self.left.append(merge.task)
+                continue
+            yield _Folded(merge, copied, changed)
+
+    def _write(self, each: _Folded, casts: Casts, begun: float) -> MergeReport:
+        """Write one table.
+
+        Raises:
+            CommitConflict: another writer has committed to the table.
+            NotInScope, DeltaError, OSError, pa.ArrowException: Spark has to merge the table.
+        """
+        task, schema = each.merge.task, each.merge.schema
+        state, stats, plan = task.state, task.stats, task.plan
+        contents = self._contents(each, casts)
+        step = next_step(self.zone, state, plan.epoch, plan.end)
+        if state is None:
+            create_table(self.zone, task.path, schema, contents.rows, step)
+        else:
+            replace_rows(self.zone, state, contents.rows, step)
+        failpoints.reach(failpoints.AFTER_BATCH_COMMIT)
+        return MergeReport(
+            *task.name,
+            task.scd,
+            task.path,
+            watermark_before=task.watermark_before,
+            watermark_after=plan.end,
+            steps=1,
+            windows_folded=len(plan.windows),
+            changes_read=stats.change_count if stats is not None else 0,
+            rows_inserted=contents.inserted,
+            rows_updated=contents.updated,
+            rows_deleted=contents.deleted,
+            rows_rescued=_count_rescued(contents.rows, int(plan.start)),
+            snapshot_lsn=plan.snapshot.snapshot_lsn if plan.snapshot is not None else None,
+            row_count=contents.rows.num_rows,
+            seconds=time.monotonic() - begun,
+            is_remade=task.is_remade,
+            waits_for=task.waits_for,
+            source_name=task.source_name,
+            names=frozenset(stats.names) if stats is not None else frozenset(),
+        )
+
+    def _contents(self, each: _Folded, casts: Casts) -> Contents:
+        schema, task = each.merge.schema, each.merge.task
+        is_emptied = task.stats is not None and bool(task.stats.truncates)
+        before: pa.Table | None = None
+        inserted = removed = 0
+        if each.copied is not None:
+            copied = fresh_contents(each.copied.typed(casts))
+            before, inserted = copied.rows, copied.inserted
+        elif task.state is not None and is_emptied:
+            removed = task.state.row_count or 0
+        elif task.state is not None:
+            before = read_rows(self.zone, task.state, schema)
+        if is_emptied and before is not None:
+            removed, before = before.num_rows, None
+        if each.changed is None:
+            rows = arrow_schema(schema).empty_table() if before is None else before
+            return Contents(rows, inserted, 0, removed)
+        typed = each.changed.typed(casts)
+        if before is None or before.num_rows == 0:
+            found = fresh_contents(typed)
+        else:
+            found = merge_contents(before, typed, schema)
+        return replace(found, inserted=found.inserted + inserted, deleted=found.deleted + removed)
+
+    def _is_overtaken(self, task: MergeTask) -> bool:
+        """Return whether another merge has written the table since its state was read."""
+        table = open_table(self.zone.lake, task.path)
+        if table is None or task.state is None:
+            return True
+        return read_fence(table, self.zone.name) != task.state.fence
+
+
+def _count_rescued(rows: pa.Table, start: int) -> int:
+    """Count the rows with a rescued value that the changes from an LSN on have written."""
+    is_rescued = pc.and_(
+        pc.is_valid(rows.column(RESCUED)), pc.greater_equal(rows.column(LSN), start)
+    )
+    return int(pc.sum(is_rescued).as_py() or 0)

@@ -1,0 +1,1 @@
+"""Tests of `pgcdc_assets.merge.kinds`."""

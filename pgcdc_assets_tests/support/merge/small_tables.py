@@ -1,0 +1,18 @@
+"""The choice between the two ways in which small tables are merged."""
+
+from __future__ import annotations
+
+import pytest
+from deltalake import DeltaTable
+
+from pgcdc_assets.merge.batch import scope
+
+
+def merge_by_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave every table to Spark."""
+    monkeypatch.setattr(scope, "MOST_CHANGES", -1)
+
+
+def merges_by_spark(path: str) -> int:
+    """Count the commits of Spark in the log of a table."""
+    return sum(e["engineInfo"].startswith("Apache-Spark") for e in DeltaTable(path).history())
