@@ -61,7 +61,9 @@ from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection, sorted_failures
 from pgcdc_assets.postgres.lease import Lease, capture_lease, wait_or_terminate_stale_walsender
 from pgcdc_assets.postgres.stream.connection import ReplicationStream
+from pgcdc_assets.postgres.stream.plugin_options import Streaming
 from pgcdc_assets.postgres.wal import read_current_lsn
+from pgcdc_assets.protocol.open_transaction import UncertainMessages
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 
@@ -117,6 +119,7 @@ class CaptureSession:
         self._lease: Lease | None = None
         self._source: SourceStream | None = None
         self._has_streamed = False
+        self._whole_until = Lsn(0)  # A stream from below this LSN is started without streaming.
         self._outage = Outage(self._limits)
         # The end of the time limit of the window in progress, by the monotonic clock.
         self._end: float | None = None
@@ -261,6 +264,10 @@ class CaptureSession:
     def _land_rows(self, conn: Connection, source: SourceStream, attempt: Attempt) -> WindowSummary:
         try:
             return self._land_once(source, attempt, parks=False)
+        except UncertainMessages:
+            self._whole_until = attempt.window.end
+            whole = self._start(conn, attempt.window.epoch, attempt.window.start)
+            return self._land_rows(conn, whole, attempt)
         except UndecodableRows:
             # A connection may have altered the bytes: park rows that two connections bring.
             again = self._start(conn, attempt.window.epoch, attempt.window.start)
@@ -322,6 +329,8 @@ class CaptureSession:
         check_publication(conn, self._zone, self._publication)
         limits = self._limits.stream
         options = two_phase_options(conn, self._zone, epoch, status, limits.plugin)
+        if captured_through < self._whole_until:
+            options = replace(options, streaming=Streaming.OFF)
         stream = ReplicationStream(
             self._settings,
             self._slot,

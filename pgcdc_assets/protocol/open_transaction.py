@@ -55,6 +55,15 @@ SPOOLED = pa.schema(
 )
 
 
+class UncertainMessages(Exception):
+    """Logical messages of a streamed transaction may be of an aborted subtransaction.
+
+    pgoutput sends each message of a block with the id of the top-level transaction
+    (reorderbuffer.c, ReorderBufferProcessTXN). Without streaming, the server sends only messages of
+    committed subtransactions.
+    """
+
+
 class Spool(Protocol):
     """The rows of open transactions, by the id of the top-level transaction."""
 
@@ -114,6 +123,8 @@ class OpenTransaction:
         announced: the announced relations.
         valid: index in `announced` by relation id, of the announcements that are valid now.
         aborted: ids of the aborted subtransactions.
+        has_messages: a block has had a logical message of the transaction.
+        is_uncertain: a subtransaction was aborted after such a message.
         warnings: counts by description, by the id of the transaction or subtransaction.
     """
 
@@ -123,11 +134,14 @@ class OpenTransaction:
     announced: list[StreamedRelation] = field(default_factory=list)
     valid: dict[int, int] = field(default_factory=dict)
     aborted: set[int] = field(default_factory=set)
+    has_messages: bool = False
+    is_uncertain: bool = False
     warnings: dict[int, Counter[str]] = field(default_factory=dict)
 
     def abort(self, subxid: int) -> None:
         """Record the abort of a subtransaction. Its rows stay in the spool until the commit."""
         self.aborted.add(subxid)
+        self.is_uncertain = self.is_uncertain or self.has_messages
         self.valid.clear()
 
     def read_block(
@@ -201,6 +215,7 @@ class OpenTransaction:
                 if extra is None:
                     self._warnings_of(int(xids[index]))[NOT_TRANSACTIONAL] += 1
                 else:
+                    self.has_messages = True
                     extras.append(extra)
 
         read_rare(heads, read_one)

@@ -46,6 +46,7 @@ from pgcdc_assets.protocol.open_transaction import (
     CommittedRows,
     OpenTransaction,
     Spool,
+    UncertainMessages,
 )
 from pgcdc_assets.protocol.parked import ParkedRows, add_parked
 from pgcdc_assets.protocol.prepared import (
@@ -375,6 +376,8 @@ class StreamingDecoder:
         transaction = self._transactions.get(xid)
         if transaction is None:
             raise _refused(data, f"transaction {xid} was never streamed")
+        if transaction.is_uncertain:
+            raise UncertainMessages
         return transaction
 
 

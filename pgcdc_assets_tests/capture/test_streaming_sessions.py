@@ -152,3 +152,35 @@ def test_messages_that_end_before_the_window_land_nothing(
     assert capturing.zone.changes.windows(1) == []
     assert capturing.confirmed() < window.end
     assert capturing.capture(window).row_count == 1
+
+
+def test_a_message_of_a_rolled_back_savepoint_is_not_landed(
+    capturing: Capturing, tmp_path: Path
+) -> None:
+    """pgoutput sends each message of a block with the id of the top-level transaction."""
+    whole = begin(capturing, tmp_path)
+    start, windows = capturing.captured_through(), []
+    for number in range(3):
+        with capturing.database.connect(autocommit=False) as connection:
+            cursor = connection.cursor()
+            cursor.execute(FILL, (0, 499))
+            cursor.execute("select pg_logical_emit_message(true, 'kept', '')")
+            if number != 1:
+                cursor.execute("savepoint undone")
+                cursor.execute("select pg_logical_emit_message(true, 'undone', '')")
+                cursor.execute(FILL, (1000, 1499))
+                cursor.execute("rollback to undone")
+            cursor.execute(FILL, (2000, 2000 + 400))
+            connection.commit()
+        windows.append(LsnWindow.of(1, start, capturing.flush_lsn()))
+        start = windows[-1].end
+
+    with capturing.session(STREAMING) as session:
+        for window in windows:
+            session.land(window)
+        assert session.finish()
+
+    for window in windows:
+        whole.capture(window)
+    assert capturing.rows() == whole.rows()
+    assert [row["op"] for row in capturing.rows()].count("M") == 3

@@ -27,7 +27,11 @@ from pgcdc_assets_tests.support.merge.history import (
 )
 from pgcdc_assets_tests.support.merge.one_table import assert_overtaken, merge
 from pgcdc_assets_tests.support.merge.races import RACES, Race
-from pgcdc_assets_tests.support.merge.small_tables import merge_by_spark, merges_by_spark
+from pgcdc_assets_tests.support.merge.small_tables import (
+    merge_by_spark,
+    merge_together,
+    merges_by_spark,
+)
 
 pytestmark = pytest.mark.spark
 
@@ -53,6 +57,11 @@ def _at(monkeypatch: pytest.MonkeyPatch, point: str, act: Callable[[], object]) 
 
 def _die() -> None:
     raise _Killed
+
+
+@pytest.fixture(autouse=True)
+def _together(monkeypatch: pytest.MonkeyPatch) -> None:
+    merge_together(monkeypatch)
 
 
 @pytest.fixture(params=[False, True], ids=["by another", "by spark"])

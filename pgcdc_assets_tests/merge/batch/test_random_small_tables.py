@@ -16,7 +16,11 @@ from pgcdc_assets_tests.support.merge.random_history import (
     merge_random_history,
     stored_row,
 )
-from pgcdc_assets_tests.support.merge.small_tables import merge_by_spark, merges_by_spark
+from pgcdc_assets_tests.support.merge.small_tables import (
+    merge_by_spark,
+    merge_together,
+    merges_by_spark,
+)
 
 pytestmark = pytest.mark.spark
 
@@ -44,8 +48,7 @@ def test_the_rows_are_exact_for_any_cut_into_windows_and_runs(
     is_by_spark: bool,
 ) -> None:
     """D1 to D9: changed and reused keys, TOAST, TRUNCATE and rescued values."""
-    if is_by_spark:
-        merge_by_spark(monkeypatch)
+    (merge_by_spark if is_by_spark else merge_together)(monkeypatch)
     expected = Versions(key=(0, 1))
     report = merge_random_history(spark, zone, rng, _TARGET, expected, identity, pieces, truncates)
     found = spark.read.format("delta").load(report.path).collect()
