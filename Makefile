@@ -56,6 +56,7 @@ lint: $(STAMP) ## check format, types and the direction of imports
 .PHONY: test
 test: $(STAMP) java ## run the tests and lint, and measure the coverage
 	-@$(BIN)/python -m pgcdc_assets_tests.support.postgres_binaries 18 15
+	-@$(BIN)/python -m pgcdc_assets_tests.support.object_store
 	-@$(BIN)/pgcdc spark prepare
 	$(BIN)/python -m slipcover --dont-wrap-pytest --json --out .coverage.json \
 	    -m pytest $(SIDE_BY_SIDE) -m 'not soak' --pg=18,15
@@ -75,6 +76,7 @@ coverage: ## list the lines that the newest `make test` did not reach
 .PHONY: test-all
 test-all: $(STAMP) java ## run all tests, including long ones, on Postgres 14 to 18
 	-@$(BIN)/python -m pgcdc_assets_tests.support.postgres_binaries 18 17 16 15 14
+	-@$(BIN)/python -m pgcdc_assets_tests.support.object_store
 	-@$(BIN)/pgcdc spark prepare
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --pg=18,17,16,15,14
 
