@@ -91,9 +91,12 @@ class Landing:
         except BaseException:
             self.zone.relations.discard()
             raise
+        return summary
+
+    def finish(self) -> None:
+        """End the window in the stream, after its commit. No time limit applies."""
         failpoints.reach(failpoints.AFTER_DELTA_COMMIT)
         self.source.end_window(self.window)
-        return summary
 
     def _rows(self, progress: Activity) -> Iterator[pa.RecordBatch]:
         decoder, meter = self.source.decoder, self.meter

@@ -292,6 +292,8 @@ class CaptureSession:
         )
         try:
             summary = landing.run()
+            self._end = None
+            landing.finish()
         except BaseException:
             self._end_stream()
             raise
@@ -299,7 +301,6 @@ class CaptureSession:
         attempt.is_landed_here = True
         attempt.bytes_received = landing.bytes_decoded
         attempt.warnings = source.warnings() + Counter(schema.warnings)
-        self._end = None
         return summary
 
     def _needs_confirmation(self, conn: Connection, captured_through: Lsn) -> bool:
@@ -321,8 +322,7 @@ class CaptureSession:
         self._end_stream()
         ours = self._settings.application_name("capture")
         wait_or_terminate_stale_walsender(conn, self._slot, self._limits.slot_wait_seconds, ours)
-        # A slot that another lake owns may have advanced: the owner explains more.
-        self._heartbeats.check(conn, epoch)
+        self._heartbeats.check(conn, epoch)  # Another owner explains a slot that has advanced.
         status = check_slot(conn, self._zone, self._slot, captured_through)
         if self._limits.failover:
             keep_failover(conn, self._settings, self._slot)

@@ -61,6 +61,7 @@ def test_over_tls(
     _check(run_in_process(database, database, zone, plugin, seed, KILLS, certificates))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("streaming", [Streaming.OFF, Streaming.ON])
 def test_from_a_standby(source: Source, zone: RawZone, seed: int, streaming: Streaming) -> None:
     """The primary prepares transactions, and the standby's slot sends them."""
