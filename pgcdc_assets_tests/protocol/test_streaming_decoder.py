@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.protocol.arrow_batch import DECODED
 from pgcdc_assets.protocol.decoder import Decoder
 from pgcdc_assets.protocol.frames import MessageBatch
 from pgcdc_assets.protocol.heads import MOST_VALUES
