@@ -51,7 +51,7 @@ def test_two_drivers_and_delta_rs_lose_no_commit(s3_lake: Lake, store_proxy: Sto
         driver.stdin.write("\n")
         driver.stdin.flush()
     # Delta reads each commit that won before it tries again: a faster writer would starve a driver.
-    numbers = []
+    numbers: list[int] = []
     while any(driver.poll() is None for driver in drivers):
         numbers.append(3000 + len(numbers))
         append(numbers[-1])
