@@ -83,7 +83,9 @@ def started(session: SparkSession, conf: Mapping[str, str]) -> SparkSession:
         conf: the requested settings, before `start_conf`.
     """
     if _client(session) is None:
-        remember_jars(conf, session.sparkContext.getConf().get("spark.jars") or "")
+        # Not the session's setting `spark.jars`: PySpark replaces the resolved jars by `conf`'s.
+        properties: Any = SparkContext._jvm
+        remember_jars(conf, properties.java.lang.System.getProperty("spark.jars") or "")
     return release_at_exit(session)
 
 

@@ -1,0 +1,119 @@
+"""Spark and delta-rs on one S3 store."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.spark import logstore
+from pgcdc_assets.spark.jars import find_jars, spark_jars
+from pgcdc_assets.spark.object_store import HADOOP, check_reachable, start_options
+from pgcdc_assets.storage import Storage
+from pgcdc_assets_tests.support.object_store import StoreProxy
+
+# The first start downloads the jars of S3A.
+pytestmark = [pytest.mark.spark, pytest.mark.soak]
+
+COMMITS = 10
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_two_drivers_and_delta_rs_lose_no_commit(s3_lake: Lake, store_proxy: StoreProxy) -> None:
+    uri = s3_lake.path("t")
+
+    def append(number: int) -> None:
+        rows = pa.table({"id": pa.array([number], pa.int64())})
+        write_deltalake(uri, rows, mode="append", storage_options=s3_lake.delta_options)
+
+    append(0)
+    program = "pgcdc_assets_tests.support.appending_spark"
+    drivers = [
+        subprocess.Popen(
+            [sys.executable, "-m", program, uri, str(COMMITS), str(1000 * place)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for place in (1, 2)
+    ]
+    for driver in drivers:
+        assert driver.stdout is not None
+        assert any(line.strip() == "ready" for line in driver.stdout), "the session starts"
+    for driver in drivers:
+        assert driver.stdin is not None
+        driver.stdin.write("\n")
+        driver.stdin.flush()
+    # Delta reads each commit that won before it tries again: a faster writer would starve a driver.
+    numbers: list[int] = []
+    while any(driver.poll() is None for driver in drivers):
+        numbers.append(3000 + len(numbers))
+        append(numbers[-1])
+        time.sleep(10)
+    assert [driver.wait() for driver in drivers] == [0, 0]
+    table = DeltaTable(uri, storage_options=s3_lake.delta_options)
+    expected = [0, *range(1000, 1000 + COMMITS), *range(2000, 2000 + COMMITS), *numbers]
+    assert sorted(table.to_pyarrow_table().column("id").to_pylist()) == expected
+    assert table.version() == len(expected) - 1
+    entries = [
+        request
+        for request in store_proxy.requests
+        if request.kind == "PUT" and "_delta_log/000" in request.key and "json" in request.key
+    ]
+    assert len(entries) > len(expected), "some commits met another and were tried again"
+    assert all(request.is_conditional for request in entries)
+
+
+def test_the_jar_is_built_from_the_source() -> None:
+    javac = shutil.which("javac")
+    version = javac and subprocess.run([javac, "-version"], capture_output=True, text=True).stdout
+    if javac is None or not version or not version.startswith("javac 17"):
+        pytest.skip("the jar was built by the compiler of Java 17")
+    try:
+        class_path = find_jars("delta-storage", "hadoop-client-api")
+    except LookupError:
+        pytest.skip("Delta's jars are not downloaded yet")
+    assert logstore.build(javac, class_path) == logstore.JAR.read_bytes()
+
+
+def test_the_jars_are_those_of_the_hadoop_in_pyspark() -> None:
+    assert f"hadoop-client-api-{HADOOP}.jar" in [jar.name for jar in spark_jars()]
+
+
+def test_only_a_lake_in_s3_needs_more_jars(tmp_path: Path) -> None:
+    conf = {"spark.jars.packages": "delta"}
+    assert start_options([str(tmp_path)], conf) == conf
+    found = start_options([str(tmp_path), "s3a://bucket/lake"], conf)
+    assert found["spark.jars.packages"].startswith("delta,org.apache.hadoop:hadoop-aws:")
+    assert found["spark.delta.logStore.s3.impl"] == logstore.CLASS
+
+
+def test_a_server_on_another_machine_does_not_get_a_local_lake() -> None:
+    with pytest.raises(ConfigurationError, match="a folder of this machine"):
+        check_reachable("/data/lake", "sc://spark.example:15002", is_here=False)
+    check_reachable("/data/lake", "sc://localhost:15002", is_here=True)
+    check_reachable("s3://bucket/lake", "sc://spark.example:15002", is_here=False)
+
+
+def test_spark_settings_contain_no_credential(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAKE_KEY", "key-1")
+    monkeypatch.setenv("LAKE_SECRET", "secret-1")
+    storage = Storage(
+        "https://s3.example.com", access_key_env="LAKE_KEY", secret_key_env="LAKE_SECRET"
+    )
+    assert storage.delta_options()["aws_secret_access_key"] == "secret-1"
+    options = storage.spark_options("s3://bucket/lake")
+    assert options["fs.s3a.bucket.bucket.secret.key"] == "${env.LAKE_SECRET}"
+    assert "secret-1" not in f"{options} {storage}"
+    monkeypatch.delenv("LAKE_KEY")
+    with pytest.raises(ConfigurationError, match="LAKE_KEY"):
+        storage.delta_options()
