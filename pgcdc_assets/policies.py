@@ -200,10 +200,12 @@ class SlotPolicy:
     Attributes:
         failover: standbys may keep a copy of the slot (PG 17 and newer).
         heartbeat: the heartbeats in the source; None: no heartbeats.
+        two_phase: a slot with two_phase may be adopted, since the captures have `stream.two_phase`.
     """
 
     failover: bool = False
     heartbeat: HeartbeatPolicy | None = None
+    two_phase: bool = False
 
 
 @dataclass(frozen=True)

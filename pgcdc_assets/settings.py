@@ -334,7 +334,7 @@ class CdcCapture:
     @property
     def slot_policy(self) -> SlotPolicy:
         """How the capture treats its slot."""
-        return SlotPolicy(self.failover, self.heartbeat)
+        return SlotPolicy(self.failover, self.heartbeat, self.stream.two_phase)
 
     @property
     def windows_name(self) -> str:

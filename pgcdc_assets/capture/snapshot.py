@@ -96,7 +96,6 @@ def snapshot_tables(
     tables: Sequence[TableName] | None = None,
     *,
     adopt_slot: bool = False,
-    two_phase: bool = False,
     slot_policy: SlotPolicy = _SLOT_POLICY,
     policy: SnapshotPolicy = _POLICY,
     standby: ConnectionSettings | None = None,
@@ -106,7 +105,6 @@ def snapshot_tables(
     Args:
         tables: None: all tables of the publication without a complete snapshot in this epoch.
         adopt_slot: adopt a slot that another program has read.
-        two_phase: adopt a slot with two_phase; the captures have `stream.two_phase`.
         slot_policy: how the capture treats its slot.
         policy: number of connections, size of the ranges of large tables, and time limits.
         standby: a standby to read the tables from; None: they are read from the source database.
@@ -124,7 +122,6 @@ def snapshot_tables(
             publication,
             tables,
             adopt_slot=adopt_slot,
-            two_phase=two_phase,
             slot_policy=slot_policy,
             policy=policy,
             standby=standby,
@@ -144,7 +141,6 @@ def snapshot_each_table(
     tables: Sequence[TableName] | None = None,
     *,
     adopt_slot: bool = False,
-    two_phase: bool = False,
     slot_policy: SlotPolicy = _SLOT_POLICY,
     policy: SnapshotPolicy = _POLICY,
     standby: ConnectionSettings | None = None,
@@ -164,7 +160,6 @@ def snapshot_each_table(
     with contextlib.ExitStack() as open_snapshot:
         epoch, snapshot = establish_epoch(
             *(settings, zone, slot, publication, tables or (), open_snapshot, adopt_slot),
-            two_phase=two_phase,
             slot_policy=slot_policy,
         )
         if standby is not None:
@@ -223,7 +218,6 @@ def establish_epoch(
     tables: Sequence[TableName],
     open_snapshot: contextlib.ExitStack,
     adopt_slot: bool,
-    two_phase: bool = False,
     slot_policy: SlotPolicy = _SLOT_POLICY,
 ) -> tuple[int, ExportedSnapshot | None]:
     """Return the current epoch, or start epoch 1. Return the snapshot of a new slot as well."""
@@ -268,7 +262,7 @@ def establish_epoch(
                     check_owner(row, status, zone, SYNC_REMEDY)
                 if status.was_read and not adopt_slot:
                     raise slot_taken_error(status, zone.lake.path(zone.name), SYNC_REMEDY)
-                check_two_phase(status, is_wanted=two_phase)
+                check_two_phase(status, is_wanted=slot_policy.two_phase)
                 if status.two_phase:
                     adopt_two_phase(conn, zone, status)
                 assert status.confirmed_flush_lsn is not None

@@ -31,6 +31,7 @@ from pgcdc_assets.merge.failures import explain
 from pgcdc_assets.merge.kinds.base import Counts
 from pgcdc_assets.merge.kinds.choose import choose_table_kind
 from pgcdc_assets.merge.report import MergeFailure, MergeReport
+from pgcdc_assets.merge.step_report import begin_report
 from pgcdc_assets.merge.task import MergeTask, build_tasks
 from pgcdc_assets.policies import StepLimit
 from pgcdc_assets.raw.zone import RawZone
@@ -332,27 +333,15 @@ def merge_table(spark: SparkSession, zone: RawZone, task: MergeTask) -> MergeRep
             zone, task.path, Position(plan.epoch, plan.start), Position(plan.epoch, plan.end)
         )
     assert state is not None
-    return MergeReport(
-        *task.name,
-        task.scd,
-        task.path,
-        watermark_before=task.watermark_before,
-        watermark_after=plan.end,
-        steps=1,
-        windows_folded=len(plan.windows),
-        changes_read=task.stats.change_count if task.stats is not None else 0,
+    return replace(
+        begin_report(task),
         rows_inserted=counts.inserted or 0,
         rows_updated=counts.updated,
         rows_deleted=counts.deleted,
         rows_rescued=_count_rescued(spark, task, state) if counts.may_be_rescued else 0,
         columns_filled=tuple(kind.filled),
-        snapshot_lsn=plan.snapshot.snapshot_lsn if plan.snapshot is not None else None,
         row_count=state.row_count,
         seconds=time.monotonic() - started,
-        is_remade=task.is_remade,
-        waits_for=task.waits_for,
-        source_name=task.source_name,
-        names=frozenset(task.stats.names) if task.stats is not None else frozenset(),
     )
 
 

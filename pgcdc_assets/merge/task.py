@@ -115,14 +115,6 @@ class MergeTask:
         return lsn if epoch == self.plan.epoch else None
 
     @property
-    def source_name(self) -> TableName | None:
-        """The table's name at the source in the newest change or snapshot; None without one."""
-        if self.version_order:
-            number = self.version_order[-1]
-            return next((v.relation.name for v in self.relations if v.version == number), None)
-        return None if self.snapshot_version is None else self.snapshot_version.relation.name
-
-    @property
     def is_idle(self) -> bool:
         """Whether the task has nothing to write."""
         return self.plan.snapshot is None and self.stats is None and self.plan.is_last

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from pgcdc_assets.protocol.arrow_batch import DECODED
-from pgcdc_assets.protocol.tuples import TEXTS_TYPE, UNCHANGED_TYPE
+from pgcdc_assets.protocol.tuples import TEXTS_TYPE
 
 CHANGES = pa.schema(
     [
@@ -101,14 +101,9 @@ PREPARED = pa.schema(
         pa.field("row_count", pa.int64()),
         pa.field("ended_by", pa.int64()),
         pa.field("ordinal", pa.int64()),
-        pa.field("op", pa.string(), nullable=False),
+        DECODED.field("op"),
         pa.field("relation", pa.int32()),
-        pa.field("schema", pa.string()),
-        pa.field("table", pa.string()),
-        pa.field("old_kind", pa.string()),
-        pa.field("old", TEXTS_TYPE),
-        pa.field("new", TEXTS_TYPE),
-        pa.field("unchanged", UNCHANGED_TYPE),
+        *map(DECODED.field, ("schema", "table", "old_kind", "old", "new", "unchanged")),
     ]
 )
 

@@ -8,7 +8,7 @@ from pgcdc_assets.capture.epoch import renew_epoch
 from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.cli.check import check_capture
 from pgcdc_assets.errors import ConfigurationError, SlotAdvanced
-from pgcdc_assets.policies import StreamPolicy
+from pgcdc_assets.policies import SlotPolicy, StreamPolicy
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.prepared import capture
@@ -40,7 +40,7 @@ def _copy(capturing: Capturing, *, two_phase: bool, adopt_slot: bool = False) ->
         capturing.zone,
         capturing.slot,
         "pub",
-        two_phase=two_phase,
+        slot_policy=SlotPolicy(two_phase=two_phase),
         adopt_slot=adopt_slot,
     )
 

@@ -26,7 +26,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.soak]
 COMMITS = 10
 
 
-@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_two_drivers_and_delta_rs_lose_no_commit(s3_lake: Lake, store_proxy: StoreProxy) -> None:
     uri = s3_lake.path("t")

@@ -29,6 +29,7 @@ from pgcdc_assets.merge.batch.latest import fold_texts, read_snapshot_texts
 from pgcdc_assets.merge.batch.scope import SmallMerge, find_small_merge
 from pgcdc_assets.merge.failures import explain
 from pgcdc_assets.merge.report import MergeFailure, MergeReport
+from pgcdc_assets.merge.step_report import begin_report
 from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.tuning import tune
@@ -138,7 +139,7 @@ class SmallMerges:
             NotInScope, DeltaError, OSError, pa.ArrowException: Spark has to merge the table.
         """
         task, schema = each.merge.task, each.merge.schema
-        state, stats, plan = task.state, task.stats, task.plan
+        state, plan = task.state, task.plan
         contents = self._contents(each, casts)
         step = next_step(self.zone, state, plan.epoch, plan.end)
         if state is None:
@@ -146,26 +147,14 @@ class SmallMerges:
         else:
             replace_rows(self.zone, state, contents.rows, step)
         failpoints.reach(failpoints.AFTER_BATCH_COMMIT)
-        return MergeReport(
-            *task.name,
-            task.scd,
-            task.path,
-            watermark_before=task.watermark_before,
-            watermark_after=plan.end,
-            steps=1,
-            windows_folded=len(plan.windows),
-            changes_read=stats.change_count if stats is not None else 0,
+        return replace(
+            begin_report(task),
             rows_inserted=contents.inserted,
             rows_updated=contents.updated,
             rows_deleted=contents.deleted,
             rows_rescued=_count_rescued(contents.rows, int(plan.start)),
-            snapshot_lsn=plan.snapshot.snapshot_lsn if plan.snapshot is not None else None,
             row_count=contents.rows.num_rows,
             seconds=time.monotonic() - begun,
-            is_remade=task.is_remade,
-            waits_for=task.waits_for,
-            source_name=task.source_name,
-            names=frozenset(stats.names) if stats is not None else frozenset(),
         )
 
     def _contents(self, each: _Folded, casts: Casts) -> Contents:

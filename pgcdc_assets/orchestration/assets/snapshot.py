@@ -81,7 +81,6 @@ def build_snapshot_asset(
                 capture.publication,
                 [table.name for table in wanted],
                 adopt_slot=capture.adopt_slot or ADOPT_SLOT_TAG in context.run.tags,
-                two_phase=capture.stream.two_phase,
                 slot_policy=capture.slot_policy,
                 policy=capture.snapshot,
                 standby=postgres.standby_settings(capture.snapshot),

@@ -55,6 +55,18 @@ def _at(monkeypatch: pytest.MonkeyPatch, point: str, act: Callable[[], object]) 
     monkeypatch.setattr(failpoints, "reach", reach)
 
 
+def _overtake(monkeypatch: pytest.MonkeyPatch, merge: Callable[[], object], by_spark: bool) -> None:
+    """Run another merge right before the commit of a merge of small tables."""
+
+    def overtake() -> None:
+        with pytest.MonkeyPatch.context() as patched:
+            if by_spark:
+                merge_by_spark(patched)
+            merge()
+
+    _at(monkeypatch, failpoints.BEFORE_BATCH_COMMIT, overtake)
+
+
 def _die() -> None:
     raise _Killed
 
@@ -83,13 +95,7 @@ def test_a_merge_that_is_overtaken_before_its_commit_writes_nothing(
     first = landing.land(race.first)
     last = landing.land(race.second)
 
-    def overtake() -> None:
-        with pytest.MonkeyPatch.context() as patched:
-            if by_spark:
-                merge_by_spark(patched)
-            merge(spark, landing, race.target, first)
-
-    _at(monkeypatch, failpoints.BEFORE_BATCH_COMMIT, overtake)
+    _overtake(monkeypatch, lambda: merge(spark, landing, race.target, first), by_spark)
     assert_overtaken(spark, landing, race.target)
     assert _position(landing, race.target) == (1, first.end)
     assert _orphans(path) == 0
@@ -106,13 +112,7 @@ def test_one_of_two_merges_creates_the_table(
     first = landing.land(race.first)
     landing.land(race.second)
 
-    def overtake() -> None:
-        with pytest.MonkeyPatch.context() as patched:
-            if by_spark:
-                merge_by_spark(patched)
-            merge(spark, landing, race.target, first)
-
-    _at(monkeypatch, failpoints.BEFORE_BATCH_COMMIT, overtake)
+    _overtake(monkeypatch, lambda: merge(spark, landing, race.target, first), by_spark)
     assert_overtaken(spark, landing, race.target)
     report = merge(spark, landing, race.target)
     assert race.contents(spark, report.path) == race.outcome
