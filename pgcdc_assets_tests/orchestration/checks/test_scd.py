@@ -37,7 +37,7 @@ def merged_tables(monkeypatch: pytest.MonkeyPatch) -> None:
         return Findings(table.schema, table.table, scd)
 
     own = contextlib.nullcontext((None,))
-    monkeypatch.setattr(SparkResource, "session", lambda self: None)
+    monkeypatch.setattr(SparkResource, "session", lambda self, lake: None)
     monkeypatch.setattr(session, "own_sessions", lambda *_: own)
     monkeypatch.setattr(table_checks, "read_scd_state", lambda *_: "merged")
     monkeypatch.setattr(table_checks, "source_moment", source_moment)

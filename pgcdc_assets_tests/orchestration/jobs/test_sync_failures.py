@@ -196,7 +196,7 @@ def test_a_failed_snapshot_delays_neither_the_capture_nor_other_tables(
 def test_without_a_spark_session_the_capture_continues(
     small_windows: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: SparkResource) -> SparkSession:
+    def refuse(self: SparkResource, lake: Lake) -> SparkSession:
         raise TransientError(reason="no Spark today")
 
     monkeypatch.setattr(SparkResource, "session", refuse)
@@ -259,7 +259,7 @@ def test_only_the_flag_takes_over_the_slot_of_another_lake(
 ) -> None:
     """The same settings with an empty lake, without Spark."""
 
-    def refuse(self: SparkResource) -> SparkSession:
+    def refuse(self: SparkResource, lake: Lake) -> SparkSession:
         raise TransientError(reason="no Spark today")
 
     monkeypatch.setattr(SparkResource, "session", refuse)
