@@ -97,9 +97,10 @@ def test_a_backlog_of_fifty_windows_is_merged_in_commits_within_the_limit(
         assert (report.steps, report.windows_folded) == (WINDOWS // PER_STEP, WINDOWS)
         assert report.changes_read == 2 * WINDOWS
         marks = _steps(report.path, far_behind.zone.app_id(1))
-        copied = int(far_behind.windows[0].start)
-        assert marks == [copied, *ends]
-        assert len(log_of(report.path)) == len(marks)
+        # The first step of small SCD1 tables is one commit.
+        copied = [int(far_behind.windows[0].start)] if scd == 2 else []
+        assert marks == [*copied, *ends]
+        assert len(log_of(report.path)) == (len(marks) if scd == 2 else 0)
     rows = _rows(spark, reports[1].path)  # type: ignore[union-attr]
     assert len(rows) == WINDOWS + 1
     assert rows[0][:2] == (0, f"update {WINDOWS - 1}")

@@ -25,6 +25,7 @@ from deltalake.transaction import AddAction
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.merge.batch.column_types import arrow_schema
+from pgcdc_assets.merge.batch.contents import NotInScope
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.merge.write import table_properties
 from pgcdc_assets.raw.delta_log import FOLDER, commit_path
@@ -37,6 +38,11 @@ from pgcdc_assets.tables.state import ScdState, keep_checkpoints
 _FEATURES = ("appendOnly", "deletionVectors", "invariants")
 _ENGINE = "pgcdc_assets"
 
+# The bound of a table's rows in memory. The log has their compressed size only.
+MOST_ROW_BYTES = 64 * 1024 * 1024
+# Of rows that are decoded at once. A value in a dictionary of a Parquet file has up to 1 MB.
+_BATCH_ROWS = 1024
+
 
 class CommitConflict(Exception):
     """Another writer has committed to the table. Nothing of this step is visible."""
@@ -46,14 +52,23 @@ def read_rows(zone: RawZone, state: ScdState, schema: TableSchema) -> pa.Table:
     """Read a table's rows, with the columns of a schema.
 
     Raises:
+        NotInScope: the rows exceed `MOST_ROW_BYTES`.
         OSError, pa.ArrowException: a file cannot be read.
     """
     target = arrow_schema(schema)
     files = filesystem(zone.lake, state.path)
     tables = []
+    size = 0
     for path in state.files.column("path").to_pylist():
+        batches = []
         with files.open_input_file(path) as source:
-            found = pq.read_table(source, use_threads=False)
+            file = pq.ParquetFile(source)
+            for batch in file.iter_batches(_BATCH_ROWS, use_threads=False):
+                size += batch.nbytes
+                if size > MOST_ROW_BYTES:
+                    raise NotInScope
+                batches.append(batch)
+            found = pa.Table.from_batches(batches, file.schema_arrow)
         columns = [
             found.column(field.name).cast(field.type)
             if field.name in found.column_names

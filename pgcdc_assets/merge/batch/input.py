@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -20,13 +20,43 @@ _COLUMNS = (
 ).split()
 _SCHEMA = pa.schema([CHANGES.field(name) for name in _COLUMNS])
 
+# The bound of the changes and snapshots that are in memory at once.
+MOST_BYTES = 64 * 1024 * 1024
 
-def read_changes(zone: RawZone, merges: Sequence[SmallMerge]) -> list[pa.Table]:
-    """Read the inserts, updates and deletes of each merge: one scan for each range.
+
+class TooLarge(Exception):
+    """The changes and snapshots exceed the bound. The log has their compressed sizes only."""
+
+
+def read_input(
+    zone: RawZone, merges: Sequence[SmallMerge]
+) -> tuple[list[pa.Table], list[pa.Array | None]]:
+    """Read the changes of each merge, and the tuples of its snapshot; None without a snapshot.
 
     Raises:
-        FileNotFoundError: a compaction has replaced a file.
+        TooLarge: they exceed `MOST_BYTES`.
+        FileNotFoundError: a compaction has replaced a file, or a snapshot is gone.
     """
+    budget = _Budget(MOST_BYTES)
+    return _read_changes(zone, merges, budget), _read_snapshots(zone, merges, budget)
+
+
+class _Budget:
+    """The bytes that may still be read."""
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+
+    def take(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            self._left -= batch.nbytes
+            if self._left < 0:
+                raise TooLarge
+            yield batch
+
+
+def _read_changes(zone: RawZone, merges: Sequence[SmallMerge], budget: _Budget) -> list[pa.Table]:
+    """Read the inserts, updates and deletes of each merge: one scan for each range."""
     ranges: dict[LsnWindow, list[int]] = {}
     for number, merge in enumerate(merges):
         if merge.fold is not None:
@@ -44,7 +74,7 @@ def read_changes(zone: RawZone, merges: Sequence[SmallMerge]) -> list[pa.Table]:
             relation_ids=wanted,
             columns=_COLUMNS,
         )
-        rows = pa.Table.from_batches(list(batches), _SCHEMA)
+        rows = pa.Table.from_batches(list(budget.take(batches)), _SCHEMA)
         rows = rows.filter(pc.field("op") != "T").combine_chunks()
         ids = rows.column("relation_id").to_numpy()
         order = np.argsort(ids, kind="stable")
@@ -68,12 +98,10 @@ def _after_truncate(rows: pa.Table, merge: SmallMerge) -> pa.Table:
     )
 
 
-def read_snapshots(zone: RawZone, merges: Sequence[SmallMerge]) -> list[pa.Array | None]:
-    """Read the tuples of the snapshot of each merge; None for a merge without a snapshot.
-
-    Raises:
-        FileNotFoundError: a file of a snapshot is gone.
-    """
+def _read_snapshots(
+    zone: RawZone, merges: Sequence[SmallMerge], budget: _Budget
+) -> list[pa.Array | None]:
+    """Read the tuples of the snapshot of each merge; None for a merge without a snapshot."""
     if not any(merge.task.plan.snapshot is not None for merge in merges):
         return [None] * len(merges)
     table = zone.snapshots.table
@@ -88,7 +116,7 @@ def read_snapshots(zone: RawZone, merges: Sequence[SmallMerge]) -> list[pa.Array
             found.append(None)
             continue
         files = by_snapshot.get(snapshot.identity, [])
-        texts = [batch.column("new") for batch in scan(table, files, ["new"])]
+        texts = [batch.column("new") for batch in budget.take(scan(table, files, ["new"]))]
         empty = pa.array([], table.schema.field("new").type)
         found.append(pa.concat_arrays([empty, *texts]))
     return found

@@ -24,7 +24,7 @@ from pgcdc_assets.merge.batch.contents import (
     fresh_contents,
     merge_contents,
 )
-from pgcdc_assets.merge.batch.input import read_changes, read_snapshots
+from pgcdc_assets.merge.batch.input import MOST_BYTES, TooLarge, read_input
 from pgcdc_assets.merge.batch.latest import fold_texts, read_snapshot_texts
 from pgcdc_assets.merge.batch.scope import SmallMerge, find_small_merge
 from pgcdc_assets.merge.failures import explain
@@ -37,9 +37,8 @@ from pgcdc_assets.tables.columns import LSN, RESCUED
 from pgcdc_assets.tables.fence import read_fence
 from pgcdc_assets.tables.state import next_step, open_table, overtaken_error
 
-# The bounds of the changes and snapshots that are in memory at once.
+# The bound of the changes and snapshots that are in memory at once, beside `MOST_BYTES`.
 MOST_ROWS = 50_000
-MOST_BYTES = 64 * 1024 * 1024
 
 # Errors after which Spark merges the table, and explains what is wrong.
 _FOR_SPARK = (NotInScope, DeltaError, OSError, pa.ArrowException)
@@ -93,9 +92,22 @@ class SmallMerges:
         casts = Casts()
         try:
             folded = list(self._fold(group, casts))
+        except TooLarge:
+            if len(group) == 1:
+                self.left.append(group[0].task)
+                return
+            middle = len(group) // 2
+            for half in (group[:middle], group[middle:]):
+                yield from self.merge(half)
+            return
+        except OSError:
+            self.left += [merge.task for merge in group]
+            return
+        try:
             tune(self.spark, casts.row_count, 0)
             casts.run(self.spark)
-        except (OSError, PySparkException, Py4JError):
+        except (PySparkException, Py4JError):
+            # The texts that Spark cannot read, or its server, are explained by Spark's merge.
             self.left += [merge.task for merge in group]
             return
         share = (time.monotonic() - started) / max(1, len(folded))
@@ -114,8 +126,7 @@ class SmallMerges:
                 yield task, MergeFailure(*task.name, explain(task, error, self.spark))
 
     def _fold(self, group: Sequence[SmallMerge], casts: Casts) -> Iterator[_Folded]:
-        changes = read_changes(self.zone, group)
-        copies = read_snapshots(self.zone, group)
+        changes, copies = read_input(self.zone, group)
         for merge, rows, tuples in zip(group, changes, copies, strict=True):
             schema, plan = merge.schema, merge.task.plan
             copied = changed = None

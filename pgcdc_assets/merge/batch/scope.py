@@ -30,8 +30,9 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.properties import MAPPING
 from pgcdc_assets.tables.state import ScdState
 
-# Small tables are merged together if this environment variable has the value `together`.
+# With the value `apart` of this environment variable, Spark merges each table.
 SMALL_TABLES = "PGCDC_MERGE_SMALL_TABLES"
+APART = "apart"
 
 # Of one table in one step.
 MOST_CHANGES = 20_000
@@ -61,7 +62,7 @@ class SmallMerge:
 
 def find_small_merge(spark: SparkSession, zone: RawZone, task: MergeTask) -> SmallMerge | None:
     """Return the merge of a task, if it is in scope; otherwise None."""
-    if os.environ.get(SMALL_TABLES) != "together":
+    if os.environ.get(SMALL_TABLES) == APART:
         return None
     if not _is_small(task) or (task.state is None and not zone.lake.is_local):
         return None

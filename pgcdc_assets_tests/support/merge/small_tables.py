@@ -10,12 +10,12 @@ from pgcdc_assets.merge.batch import scope
 
 def merge_by_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave every table to Spark."""
-    monkeypatch.delenv(scope.SMALL_TABLES, raising=False)
+    monkeypatch.setenv(scope.SMALL_TABLES, scope.APART)
 
 
 def merge_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Merge small tables together, without a Spark job each."""
-    monkeypatch.setenv(scope.SMALL_TABLES, "together")
+    monkeypatch.delenv(scope.SMALL_TABLES, raising=False)
 
 
 def merges_by_spark(path: str) -> int:

@@ -1,0 +1,85 @@
+"""What small tables may hold in memory: texts that compress well are left to Spark."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.merge import MergeReport, merge_tables
+from pgcdc_assets.merge.batch import commit
+from pgcdc_assets.merge.batch import input as batch_input
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets_tests.support.merge.history import Landing, column, insert, relation, update
+from pgcdc_assets_tests.support.merge.one_table import merge
+from pgcdc_assets_tests.support.merge.small_tables import merge_together, merges_by_spark
+
+pytestmark = pytest.mark.spark
+
+_BOUND = 20_000
+# Some hundred bytes in a file.
+_LARGE = "x" * 50_000
+_TARGET = CdcTable("shop", "items")
+_OTHER_ID = 4_711
+
+
+@pytest.fixture(autouse=True)
+def _together(monkeypatch: pytest.MonkeyPatch) -> None:
+    merge_together(monkeypatch)
+
+
+def _landing(zone: RawZone) -> Landing:
+    items = relation(column("id"), column("v", "text"))
+    return Landing(zone, [items, replace(items, relation_id=_OTHER_ID, table="notes")])
+
+
+def _rows(spark: SparkSession, path: str) -> list[tuple[int, str]]:
+    found = spark.read.format("delta").load(path).collect()
+    return sorted((row["id"], row["v"]) for row in found)
+
+
+def test_only_the_table_with_large_changes_is_left_to_spark(
+    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_input, "MOST_BYTES", _BOUND)
+    landing = _landing(zone)
+    landing.begin([["1", "a"]])
+    landing.land([update("1", "b"), replace(insert("7", _LARGE), relation_id=_OTHER_ID)])
+    targets = [_TARGET, CdcTable("shop", "notes")]
+    paths = {}
+    for report in merge_tables(spark, zone, targets, landing.windows[-1]):
+        assert isinstance(report, MergeReport), report
+        paths[report.table] = report.path
+    assert merges_by_spark(paths["items"]) == 0
+    assert merges_by_spark(paths["notes"]) > 0
+    assert _rows(spark, paths["items"]) == [(1, "b")]
+    assert _rows(spark, paths["notes"]) == [(7, _LARGE)]
+
+
+def test_a_large_snapshot_is_left_to_spark(
+    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_input, "MOST_BYTES", _BOUND)
+    landing = _landing(zone)
+    landing.begin([["1", _LARGE]])
+    landing.land([])
+    path = merge(spark, landing, _TARGET).path
+    assert merges_by_spark(path) > 0
+    assert _rows(spark, path) == [(1, _LARGE)]
+
+
+def test_a_table_with_large_rows_is_left_to_spark(
+    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    landing = _landing(zone)
+    landing.begin([["1", _LARGE], ["2", "b"]])
+    landing.land([])
+    path = merge(spark, landing, _TARGET).path
+    assert merges_by_spark(path) == 0
+    monkeypatch.setattr(commit, "MOST_ROW_BYTES", _BOUND)
+    landing.land([update("2", "c")])
+    merge(spark, landing, _TARGET)
+    assert merges_by_spark(path) == 1
+    assert _rows(spark, path) == [(1, _LARGE), (2, "c")]
