@@ -34,7 +34,8 @@ from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
 from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.postgres.copy import Pages, read_page_counts, rows_of
+from pgcdc_assets.postgres.copy import Pages, rows_of
+from pgcdc_assets.postgres.copy_ranges import read_page_counts
 from pgcdc_assets.postgres.slots import create_slot
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone

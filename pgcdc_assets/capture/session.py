@@ -59,6 +59,7 @@ from pgcdc_assets.errors import (
 )
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection, sorted_failures
+from pgcdc_assets.postgres.encodings import TextNotConvertible
 from pgcdc_assets.postgres.lease import Lease, capture_lease, wait_or_terminate_stale_walsender
 from pgcdc_assets.postgres.stream.connection import ReplicationStream
 from pgcdc_assets.postgres.stream.plugin_options import Streaming
@@ -71,6 +72,9 @@ if TYPE_CHECKING:
     from pgcdc_assets.postgres.connection import Connection
 
 _Result = TypeVar("_Result")
+
+# Errors after which a session starts another stream.
+_RESUMED = (ConnectionLost, TextNotConvertible)
 
 
 class CaptureSession:
@@ -120,6 +124,7 @@ class CaptureSession:
         self._source: SourceStream | None = None
         self._has_streamed = False
         self._whole_until = Lsn(0)  # A stream from below this LSN is started without streaming.
+        self._as_stored = False  # The server has met a text that it cannot convert.
         self._outage = Outage(self._limits)
         # The end of the time limit of the window in progress, by the monotonic clock.
         self._end: float | None = None
@@ -226,7 +231,7 @@ class CaptureSession:
         if source is None:
             return True
         try:
-            return source.stream.finish()
+            return source.finish()
         finally:
             source.close()
 
@@ -244,6 +249,9 @@ class CaptureSession:
                 if not self._has_streamed or self._is_overdue():
                     raise
                 self._work.pause(self._outage.next_pause(error))
+            except TextNotConvertible:
+                self._end_stream()
+                self._as_stored = True
 
     def _land(self, attempt: Attempt) -> CaptureReport:
         window = attempt.window
@@ -277,14 +285,7 @@ class CaptureSession:
         lease, window = self._take_lease(), attempt.window
         schema = SchemaWatch(self._zone, self._publication, window.epoch, settings=self._settings)
         landing = Landing(
-            self._zone,
-            window,
-            source,
-            lease,
-            self._settings,
-            schema,
-            self._work,
-            self._meter,
+            *(self._zone, window, source, lease, self._settings, schema, self._work, self._meter),
             self._end,
             parks,
             self._heartbeats.facts,
@@ -332,11 +333,8 @@ class CaptureSession:
         if captured_through < self._whole_until:
             options = replace(options, streaming=Streaming.OFF)
         stream = ReplicationStream(
-            self._settings,
-            self._slot,
-            self._publication,
-            captured_through,
-            replace(limits, plugin=options),
+            *(self._settings, self._slot, self._publication, captured_through),
+            replace(limits, plugin=options, as_stored=self._as_stored),
             build_watch(conn, self._is_overdue, self._limits.total_seconds),
             lambda server: check_server_timeline(self._zone, server),
         )
@@ -365,7 +363,7 @@ class CaptureSession:
         except PgcdcError as error:
             # The stream ended during the commit of the window.
             self._end_stream()
-            if isinstance(error, ConnectionLost) or not isinstance(error, TransientError):
+            if isinstance(error, _RESUMED) or not isinstance(error, TransientError):
                 raise
             raise TransientError(
                 reason=f"Window {window.key} is landed, but its end is not confirmed yet. The next "

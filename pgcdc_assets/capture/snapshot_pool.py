@@ -30,8 +30,8 @@ from pgcdc_assets.errors import ConnectionLost, PgcdcError, SnapshotEnded
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.postgres.catalog import PublishedTable
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.postgres.copy import Pages, SnapshotReader, begin_at, read_page_counts
-from pgcdc_assets.postgres.copy_ranges import RangeSource, read_range_source
+from pgcdc_assets.postgres.copy import Pages, SnapshotReader, begin_at
+from pgcdc_assets.postgres.copy_ranges import RangeSource, read_page_counts, read_range_source
 from pgcdc_assets.postgres.recovery_conflicts import sorted_conflicts
 from pgcdc_assets.postgres.slots import ExportedSnapshot, read_server_identity
 from pgcdc_assets.postgres.snapshot_age import SnapshotAge, read_warning_age

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, deque
 from collections.abc import Iterator
 from functools import cache
@@ -11,13 +12,16 @@ from typing import TYPE_CHECKING
 from pgcdc_assets.capture.prepared_archive import StoredTransactions
 from pgcdc_assets.capture.schema_watch import SchemaWatch
 from pgcdc_assets.capture.spool import TransactionSpool
+from pgcdc_assets.errors import ConnectionLost
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.connection import ConnectionSettings
+from pgcdc_assets.postgres.encodings import TextNotConvertible, stored_encoding
 from pgcdc_assets.postgres.relation_resolver import CatalogResolver
 from pgcdc_assets.postgres.stream.connection import ReplicationStream
 from pgcdc_assets.protocol.frames import MessageBatch
 from pgcdc_assets.protocol.quiet import is_empty, is_quiet
 from pgcdc_assets.protocol.relation import Relation
+from pgcdc_assets.protocol.stored_messages import StoredMessages
 from pgcdc_assets.protocol.streaming_decoder import StreamingDecoder
 from pgcdc_assets.raw.zone import RawZone
 
@@ -59,7 +63,9 @@ class SourceStream:
         self._read_look = cache(lambda: zone.definitions.read(self._epoch))
         self._catalog = CatalogResolver(settings, conn, publication, self._known)
         self._schema: SchemaWatch | None = None
-        self._batches = stream.batches()
+        encoding = stored_encoding(conn) if stream.is_as_stored else None
+        self._stored = None if encoding is None else StoredMessages(encoding)
+        self._batches = map(self._converted, stream.batches())
         self._spool = TransactionSpool()
         # Batches behind the last window, and whether they have changes.
         self._hand: deque[MessageBatch] = deque()
@@ -68,6 +74,17 @@ class SourceStream:
         self.decoder = StreamingDecoder(
             self._resolve, self._spool, position, position, archive=self.archive
         )
+
+    def finish(self) -> bool:
+        """End the stream. See `ReplicationStream.finish`."""
+        try:
+            return self.stream.finish()
+        except ConnectionLost:
+            with contextlib.suppress(TextNotConvertible):
+                self.stream.check()
+                raise
+            # The stream has ended at a text of a later window.
+            return False
 
     def close(self) -> None:
         """Close the stream, and remove the rows of open transactions."""
@@ -98,6 +115,9 @@ class SourceStream:
         # Not one generator: its end would close `_batches`, which the next window reads.
         return chain(self._take_hand(), self._batches)
 
+    def _converted(self, batch: MessageBatch) -> MessageBatch:
+        return batch if self._stored is None else self._stored.convert(batch)
+
     def _take_hand(self) -> Iterator[MessageBatch]:
         # A window may end before the last batch.
         while self._hand:
@@ -112,7 +132,7 @@ class SourceStream:
             PgcdcError: the stream has ended.
         """
         while not self._has_changes and (batch := self.stream.poll()) is not None:
-            self._keep(batch)
+            self._keep(self._converted(batch))
         return self._has_changes
 
     def _keep(self, batch: MessageBatch) -> None:

@@ -7,7 +7,7 @@ for some types: `true` instead of `t`, char(n) without trailing blanks, an inet 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,6 @@ from psycopg2.errors import UndefinedColumn, UndefinedTable
 from pgcdc_assets.errors import ConnectionLost, PgcdcError, SnapshotEnded, TableChanged
 from pgcdc_assets.postgres.catalog import PublishedTable
 from pgcdc_assets.postgres.connection import (
-    SQL_ASCII,
     ConnectionSettings,
     connect,
     query_connection,
@@ -28,6 +27,7 @@ from pgcdc_assets.postgres.copy_errors import opening_failure, reading_failure
 from pgcdc_assets.postgres.copy_ranges import newer_sql, older_sql
 from pgcdc_assets.postgres.copy_text import TEXTS, decode_copy_text
 from pgcdc_assets.postgres.copy_transport import CHUNK_BYTES, copy_chunks
+from pgcdc_assets.postgres.encodings import stored_encoding
 from pgcdc_assets.postgres.recovery_conflicts import (
     conflict_error,
     count_conflicts,
@@ -42,20 +42,10 @@ from pgcdc_assets.postgres.table_lock import lock_unchanged
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
 
+    from pgcdc_assets.protocol.encodings import StoredEncoding
     from pgcdc_assets.protocol.relation import Relation
 
 _SCHEMA = pa.schema([pa.field("new", TEXTS, nullable=False)])
-
-# A role that may read some columns only may not read ctid.
-_PAGE_COUNTS = """
-select t.oid,
-       case when has_table_privilege(t.oid::oid, 'select')
-            then coalesce((select max(pg_relation_size(p.relid)) from pg_partition_tree(t.oid) p
-                            where p.isleaf), pg_relation_size(t.oid), 0)
-                   / current_setting('block_size')::bigint
-            else 0 end
-  from unnest(%s::bigint[]) as t(oid)
-"""
 
 
 @contextlib.contextmanager
@@ -124,6 +114,7 @@ class SnapshotReader:
         self._limit_ms = statement_timeout_ms
         self._open = contextlib.ExitStack()
         self._conn: Connection | None = None
+        self._encoding: StoredEncoding | None = None
         self._current: tuple[Connection, ...] = ()
         self._is_hot_standby = False
         self._conflicts = 0
@@ -206,10 +197,16 @@ class SnapshotReader:
             conn, current = self._connections()
             _execute(conn, "savepoint before_table")
             lock_unchanged(conn, current, relation, query, table.publication)
-            statement = sql.SQL("copy ({}) to stdout").format(query).as_string(conn)
-            with contextlib.closing(copy_chunks(conn, statement, self._chunk_bytes)) as chunks:
+            # As stored: a conversion by the server would end the copy at a text that has no form in
+            # UTF-8.
+            statement = sql.SQL("copy ({}) to stdout (encoding {})").format(
+                query, sql.Literal(conn.get_parameter_status("server_encoding"))
+            )
+            with contextlib.closing(
+                copy_chunks(conn, statement.as_string(conn), self._chunk_bytes)
+            ) as chunks:
                 for chunk in chunks:
-                    rows = decode_copy_text(chunk, column_count)
+                    rows = decode_copy_text(chunk, column_count, self._encoding)
                     yield pa.RecordBatch.from_arrays([rows], schema=_SCHEMA)
             self._check_held(relation)
             is_complete = True
@@ -297,14 +294,12 @@ class SnapshotReader:
             conn = open_(
                 contextlib.closing(connect(settings, "copy", statement_timeout_ms=self._limit_ms))
             )
-            if conn.get_parameter_status("server_encoding") == SQL_ASCII:
-                # With client_encoding UTF8 the server refuses to send bytes that are not UTF-8.
-                conn.set_client_encoding(SQL_ASCII)
             begin_at(conn, self._snapshot_name)
             servers = (settings,) if self._primary is None else (settings, self._primary)
             self._current = tuple(
                 open_(contextlib.closing(connect(server, "catalog"))) for server in servers
             )
+            self._encoding = stored_encoding(self._current[0])
             self._is_hot_standby = is_hot_standby(conn)
             self._conflicts = count_conflicts(self._current[0]) if self._is_hot_standby else 0
             self._conn = conn
@@ -324,16 +319,6 @@ def copy_published(
     """Yield a table's rows as of a snapshot. See `SnapshotReader.read`."""
     with SnapshotReader(settings, snapshot_name, chunk_bytes) as reader:
         yield from reader.read(table)
-
-
-def read_page_counts(conn: Connection, tables: Iterable[PublishedTable]) -> dict[int, int]:
-    """Return the number of pages by OID; of a partitioned table, of its largest partition.
-
-    The number is 0 for a table of which this role may not read ranges.
-    """
-    with conn.cursor() as cursor:
-        cursor.execute(_PAGE_COUNTS, ([table.relation.relation_id for table in tables],))
-        return dict(cursor.fetchall())
 
 
 def begin_at(conn: Connection, snapshot_name: str) -> None:

@@ -13,6 +13,7 @@ from pgcdc_assets.errors import (
     PgcdcError,
 )
 from pgcdc_assets.postgres.connection import ConnectionSettings
+from pgcdc_assets.postgres.encodings import UNCONVERTIBLE
 from pgcdc_assets.postgres.errors import reported_failure, statement_failure
 from pgcdc_assets.postgres.recovery_conflicts import CONFLICTS, conflict_error
 from pgcdc_assets.postgres.stream.transport import ServerError
@@ -74,6 +75,12 @@ def reading_failure(
             reason=f"Table {name} cannot be read by this role. Grant it with: "
             f"grant usage on schema {quoted(relation.schema)} to {role}; grant select on "
             f"{quoted(relation.schema, relation.table)} to {role}"
+        )
+    if code in UNCONVERTIBLE:
+        return DefiniteError(
+            reason=f"Table {name} has a text that Postgres cannot convert to UTF-8, so the server "
+            "cannot compare its rows. Captures and snapshots store such a text as hex. Correct "
+            "the text, and run it again."
         )
     # The server's sentence may contain a value: name the class of the error only.
     return failure or DefiniteError(

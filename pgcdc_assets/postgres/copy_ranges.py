@@ -25,6 +25,17 @@ _MOST_TRANSACTIONS = 2**30
 # Types whose texts depend on the catalog, so the text of an unchanged row changes.
 _CATALOG_TYPES = ("reg", "aclitem", "_reg", "_aclitem")
 
+# A role that may read some columns only may not read ctid.
+_PAGE_COUNTS = """
+select t.oid,
+       case when has_table_privilege(t.oid::oid, 'select')
+            then coalesce((select max(pg_relation_size(p.relid)) from pg_partition_tree(t.oid) p
+                            where p.isleaf), pg_relation_size(t.oid), 0)
+                   / current_setting('block_size')::bigint
+            else 0 end
+  from unnest(%s::bigint[]) as t(oid)
+"""
+
 _XMIN = """
 select pg_snapshot_xmin(s)::text::bigint, pg_snapshot_xmax(s)::text::bigint,
        md5(coalesce((select string_agg(concat_ws(':', oid, enumtypid, enumlabel), ',' order by oid)
@@ -131,3 +142,13 @@ def _depends_on_catalog(columns: Iterable[Column]) -> bool:
         or column.base_type.startswith(_CATALOG_TYPES)
         for column in columns
     )
+
+
+def read_page_counts(conn: Connection, tables: Iterable[PublishedTable]) -> dict[int, int]:
+    """Return the number of pages by OID; of a partitioned table, of its largest partition.
+
+    The number is 0 for a table of which this role may not read ranges.
+    """
+    with conn.cursor() as cursor:
+        cursor.execute(_PAGE_COUNTS, ([table.relation.relation_id for table in tables],))
+        return dict(cursor.fetchall())

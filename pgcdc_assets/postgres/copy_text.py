@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol import utf8
+from pgcdc_assets.protocol.encodings import StoredEncoding
 from pgcdc_assets.protocol.frames import HEAD_BYTES
 
 _TAB, _NEWLINE, _BACKSLASH, _NULL_MARK = 0x09, 0x0A, 0x5C, 0x4E
@@ -52,7 +53,9 @@ class CopyChunk(NamedTuple):
         return cls(np.frombuffer(bytearray(data), dtype=np.uint8))
 
 
-def decode_copy_text(chunk: CopyChunk, column_count: int) -> pa.ListArray:
+def decode_copy_text(
+    chunk: CopyChunk, column_count: int, encoding: StoredEncoding | None = None
+) -> pa.ListArray:
     """Return one list of texts per row of COPY text. SQL NULL becomes NULL.
 
     A value that is not UTF-8 becomes hex (see `protocol/utf8.py`).
@@ -60,6 +63,7 @@ def decode_copy_text(chunk: CopyChunk, column_count: int) -> pa.ListArray:
     Args:
         data: whole rows of COPY text.
         column_count: number of columns of each row.
+        encoding: the encoding of the text; None: UTF-8, or bytes without an encoding.
 
     Raises:
         ProtocolError: the bytes are not whole rows of `column_count` columns.
@@ -98,6 +102,8 @@ def decode_copy_text(chunk: CopyChunk, column_count: int) -> pa.ListArray:
     text = _kept(source, keep, int(offsets[-1]))
     buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(text)]
     values = pa.LargeStringArray.from_buffers(len(ends), buffers[1], buffers[2], buffers[0])
+    if encoding is not None:
+        values = encoding.convert_array(values)
     try:
         values.validate(full=True)
     except pa.ArrowInvalid:

@@ -20,10 +20,9 @@ with each `t0` and `t1` inside of md5() written as length, colon and text, or as
 from __future__ import annotations
 
 import contextlib
-import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import psycopg2
@@ -35,6 +34,8 @@ from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
 from pgcdc_assets.postgres.connection import SQL_ASCII, ConnectionSettings, query_connection
 from pgcdc_assets.postgres.copy import begin_at, rows_of
 from pgcdc_assets.postgres.copy_errors import reading_failure
+from pgcdc_assets.postgres.digest_text import Form, text_sql
+from pgcdc_assets.postgres.encodings import stored_encoding
 from pgcdc_assets.postgres.moved_tables import find_declared_table
 from pgcdc_assets.postgres.publication import explain_unpublished
 from pgcdc_assets.postgres.table_lock import lock_unchanged
@@ -43,7 +44,7 @@ from pgcdc_assets.table_name import TableName
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
 
-    from pgcdc_assets.protocol.relation import Column, Relation
+    from pgcdc_assets.protocol.relation import Relation
 
 NULL_MARK = "N"
 # Separator between the length and the hex of a value; a colon separates a length from a text.
@@ -59,24 +60,6 @@ _FETCHED_ROWS = 10_000
 
 # A function has 100 arguments at most (FUNC_MAX_ARGS).
 _ARGUMENTS = 50
-
-# Numbers from here on, and down from here, have no nearest float of 64 bits but infinity and zero.
-_TOO_LARGE = Fraction(2**1024 - 2**970)
-_TOO_SMALL = Fraction(1, 2**1075)
-
-_PLAIN_TEXT = frozenset({"text", "varchar"})
-
-
-class Form(enum.Enum):
-    """The text form of a value before the digest. Both sides of a comparison use the same form."""
-
-    TEXT = "the text of its output function"
-    FLOAT = "the 64 bits of a float in hex: engines print the shortest digits differently"
-    FLOATS = "an array of such bits"
-    VECTOR = "a vector of pgvector as such an array"
-    NUMERIC = "a numeric without trailing zeros, which a DECIMAL of another scale prints"
-    NUMERIC_FLOAT = "the bits of a numeric's nearest float, or its text beyond the range of floats"
-    PRESENCE = "whether there is a value: no engine prints a VARIANT as Postgres prints JSON"
 
 
 @dataclass(frozen=True)
@@ -251,7 +234,7 @@ class SourceDigests:
         published = self.source.published
         known = {column.name: column for column in published.relation.columns}
         texts = [
-            sql.SQL("{} as {}").format(_text(known[column.name], column.form), self._column(i))
+            sql.SQL("{} as {}").format(text_sql(known[column.name], column.form), self._column(i))
             for i, column in enumerate(self.columns)
         ]
         selected = rows_of(published.relation, published.is_partitioned, published.row_filter)
@@ -274,34 +257,54 @@ class SourceDigests:
             bytes=self._bytes(column), text=column, null=sql.Literal(NULL_MARK)
         )
         marked = sql.SQL("length({hex})::text || {mark} || {hex}").format(
-            hex=_hex(column), mark=sql.Literal(BYTES_MARK)
+            hex=_hex(column, self._encoding), mark=sql.Literal(BYTES_MARK)
         )
         return self._if_bytes(index, marked, text)
 
     def _shown(self, index: int) -> sql.Composable:
         """Return the expression of a value that the server can send to a UTF-8 client."""
         column = self._column(index)
-        return self._if_bytes(index, sql.SQL("'\\x' || {}").format(_hex(column)), column)
+        return self._if_bytes(
+            index, sql.SQL("'\\x' || {}").format(_hex(column, self._encoding)), column
+        )
 
     def _if_bytes(
         self, index: int, then: sql.Composable, otherwise: sql.Composable
     ) -> sql.Composable:
-        """Return `then` for a value that is not UTF-8, else `otherwise`.
+        """Return `then` for a value that has no form in UTF-8, else `otherwise`.
 
-        Values that are not UTF-8 exist in databases of encoding SQL_ASCII only.
+        Such values exist in databases of encoding SQL_ASCII, and of encodings in which a byte has
+        no character.
         """
-        if self._encoding != SQL_ASCII:
+        condition = self._condition
+        if condition is None:
             return otherwise
-        return sql.SQL("case when {hex} !~ {utf8} then {then} else {otherwise} end").format(
-            hex=_hex(self._column(index)),
-            utf8=sql.Literal(_UTF8_HEX),
+        return sql.SQL("case when {hex} {condition} then {then} else {otherwise} end").format(
+            hex=_hex(self._column(index), self._encoding),
+            condition=condition,
             then=then,
             otherwise=otherwise,
         )
 
-    @property
-    def _encoding(self) -> str | None:
-        return self.source.connection.get_parameter_status("server_encoding")
+    @cached_property
+    def _encoding(self) -> str:
+        return self.source.connection.get_parameter_status("server_encoding") or "UTF8"
+
+    @cached_property
+    def _condition(self) -> sql.Composable | None:
+        """The condition that the hex of a value without a form in UTF-8 fulfils, if possible."""
+        if self._encoding == SQL_ASCII:
+            return sql.SQL("!~ {}").format(sql.Literal(_UTF8_HEX))
+        if self._encoding == "UTF8":
+            return None
+        # An unknown character would end the transaction as of the snapshot.
+        with query_connection(self.source.settings, "catalog") as conn:
+            encoding = stored_encoding(conn)
+            unknown = encoding.unknown_bytes() if encoding is not None else b""
+        if not unknown:
+            return None
+        pattern = "^(..)*({})".format("|".join(f"{byte:02x}" for byte in unknown))
+        return sql.SQL("~ {}").format(sql.Literal(pattern))
 
     def _bytes(self, text: sql.Composable) -> sql.Composable:
         """Return the expression of a text in UTF-8, converted from the database's encoding."""
@@ -339,54 +342,9 @@ def _next_rows(cursor: psycopg2.extensions.cursor) -> list[tuple[str, ...]]:
     return cursor.fetchall()
 
 
-def _text(column: Column, form: Form) -> sql.Composable:
-    """Return the expression of a value's text; NULL for NULL.
-
-    The expression uses IS DISTINCT FROM NULL, because IS NULL is true for a row of NULLs as well.
-    """
-    name: sql.Composable = sql.Identifier(column.name)
-    if form is Form.FLOAT:
-        return sql.SQL("encode(float8send({}::float8), 'hex')").format(name)
-    if column.element_type is None and column.base_type in _PLAIN_TEXT:
-        return sql.SQL("{}::text").format(name)
-    if form is Form.PRESENCE:
-        return sql.SQL("case when {} is distinct from null then '' end").format(name)
-    if form is Form.NUMERIC:
-        return sql.SQL("trim_scale({})::text").format(name)
-    text = sql.SQL("case when {name} is distinct from null then concat({name}) end").format(
-        name=name
-    )
-    if form is Form.NUMERIC_FLOAT:
-        # NaN is above every number.
-        return sql.SQL(
-            "case when {name} in ('NaN', 'Infinity', '-Infinity') or {name} = 0 or "
-            "(abs({name}) < {most} and abs({name}) > {least}) "
-            "then encode(float8send({name}::float8), 'hex') else {text} end"
-        ).format(name=name, text=text, most=_number(_TOO_LARGE), least=_number(_TOO_SMALL))
-    if form is Form.VECTOR:
-        name = sql.SQL("{}::real[]").format(name)
-    if form in (Form.FLOATS, Form.VECTOR):
-        # Arrays of other dimensions have no Spark type: the tables keep them as text.
-        return sql.SQL(
-            "case when array_ndims({name}) = 1 and array_lower({name}, 1) = 1 then "
-            "(select '{{' || string_agg(coalesce(encode(float8send(e::float8), 'hex'), 'NULL'), "
-            "',' order by n) || '}}' from unnest({name}) with ordinality u(e, n)) "
-            "else {text} end"
-        ).format(name=name, text=text)
-    return text
-
-
-def _number(value: Fraction) -> sql.Composable:
-    """Return the literal of a number whose denominator is a power of two."""
-    digits = value.denominator.bit_length() - 1
-    scaled = str(value.numerator * 5**digits).rjust(digits + 1, "0")
-    text = f"{scaled[:-digits]}.{scaled[-digits:]}" if digits else scaled
-    return sql.SQL("{}::numeric").format(sql.Literal(text))
-
-
-def _hex(text: sql.Composable) -> sql.Composed:
-    """Return the expression of the hex of a text's bytes in a database of encoding SQL_ASCII."""
-    return sql.SQL("encode(convert_to({}, {}), 'hex')").format(text, sql.Literal(SQL_ASCII))
+def _hex(text: sql.Composable, encoding: str) -> sql.Composed:
+    """Return the expression of the hex of a text's bytes in a database of this encoding."""
+    return sql.SQL("encode(convert_to({}, {}), 'hex')").format(text, sql.Literal(encoding))
 
 
 def _joined(pieces: Sequence[sql.Composable]) -> sql.Composable:

@@ -17,8 +17,13 @@ import pyarrow.compute as pc
 
 MARK = "\0\\x"
 
+# Before a value: its bytes are no UTF-8, although they may look like UTF-8. No value of a database
+# contains a zero byte.
+RAW = b"\xff\0"
+
 _MARK_BYTES = np.frombuffer(MARK.encode(), np.uint8)
 
+Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
 Positions = npt.NDArray[np.int64]
 
@@ -97,9 +102,9 @@ def with_hex(values: pa.LargeStringArray, chosen: Flags) -> pa.LargeStringArray:
     raw = pa.LargeBinaryArray.from_buffers(
         pa.large_binary(), count, [None, pa.py_buffer(offsets), data_buffer]
     )
-    replaced = raw.filter(pa.array(chosen))
-    lengths = np.diff(offsets)[chosen]
-    hex_digits = np.frombuffer(binascii.hexlify(b"".join(replaced.to_pylist())), np.uint8)
+    replaced = [value.removeprefix(RAW) for value in raw.filter(pa.array(chosen)).to_pylist()]
+    lengths = np.fromiter(map(len, replaced), np.int64, len(replaced))
+    hex_digits = np.frombuffer(binascii.hexlify(b"".join(replaced)), np.uint8)
     new_lengths = 2 * lengths + len(_MARK_BYTES)
     ends = np.cumsum(new_lengths)
     text = np.empty(int(ends[-1]), np.uint8)

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from psycopg2 import sql
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.errors import DefiniteError
+from pgcdc_assets.merge import MergeReport, rebuild_table
+from pgcdc_assets.protocol.utf8 import bytes_as_text
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets_tests.support.database import Database, drop_database
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.tables.state import table_path
+from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.encoded import encoded_database
 from pgcdc_assets_tests.support.merge.pipeline import Pipeline
 from pgcdc_assets_tests.support.verify.comparison import verify
 
@@ -21,18 +25,10 @@ _ALL = "".join(map(chr, [*range(1, 0x80), *range(0xA0, 0x100)]))
 
 
 @pytest.fixture
-def latin1(database: Database, server: EmbeddedServer) -> Iterator[Database]:
+def latin1(database: Database) -> Iterator[Database]:
     """Create a database with encoding LATIN1."""
-    found = Database(server, f"{database.name}_l")
-    database.execute(
-        sql.SQL(
-            "create database {} encoding 'LATIN1' template template0 lc_collate 'C' lc_ctype 'C'"
-        ).format(sql.Identifier(found.name))
-    )
-    try:
+    with encoded_database(database, "LATIN1") as found:
         yield found
-    finally:
-        drop_database(found)
 
 
 def test_a_latin1_database_is_merged_by_snapshot_and_by_stream(
@@ -57,3 +53,52 @@ def test_a_latin1_database_is_merged_by_snapshot_and_by_stream(
         assert (row["prénom"], row["a"], row["j"], bytes(row["b"])) == values[:4]
         assert (row["g"], row["_rescued"]) == (g, None)
     assert verify(pipeline).is_equal
+
+
+@pytest.mark.parametrize(("encoding", "stored"), [("WIN1252", "e981"), ("EUC_JP", "b4c1a9a1")])
+def test_a_text_without_a_form_in_utf8_is_hex_in_each_table(
+    database: Database, spark: SparkSession, zone: RawZone, encoding: str, stored: str
+) -> None:
+    """G6: by snapshot and by stream, as key, as value and in an array, in SCD1 and SCD2."""
+    target = CdcTable("public", "t", (1, 2))
+    bad, raw = f"'\\x{stored}'::bytea::text", bytes.fromhex(stored)
+    row = f"{bad}, array[{bad}, 'b']"
+    with encoded_database(database, encoding) as encoded:
+        pipeline = Pipeline(encoded, zone, spark)
+        pipeline.start(
+            "create table t (id text primary key, v text, a text[])",
+            f"insert into t values ('copied', {row}), ({bad}, '', null)",
+        )
+        encoded.execute(f"insert into t values ('sent', {row}), ('good', 'x', null)")
+        encoded.execute(f"update t set v = 'u' where id = {bad}")
+        reports = pipeline.merge(pipeline.capture(), target)
+        assert isinstance(reports["t"], MergeReport), reports
+
+        hexed = bytes_as_text(raw)
+        array = bytes_as_text(b"{" + raw + b",b}")
+
+        def shown(scd: int) -> dict[str, tuple[object, ...]]:
+            path = table_path(zone.lake, zone.name, "public", "t", scd)
+            rows = spark.read.format("delta").load(path)
+            if scd == 2:
+                rows = rows.where("_is_current")
+            return {
+                row["id"]: (row["v"], row["a"], (row["_rescued"] or {}).get("a"))
+                for row in rows.collect()
+            }
+
+        expected = {
+            "copied": (hexed, None, array),
+            "sent": (hexed, None, array),
+            hexed: ("u", None, None),
+            "good": ("x", None, None),
+        }
+        assert shown(1) == shown(2) == expected
+        for scd in (1, 2):
+            rebuild_table(spark, zone, target, scd)
+        assert shown(1) == shown(2) == expected
+        if encoding == "WIN1252":
+            assert verify(pipeline).is_equal
+            return
+        with pytest.raises(DefiniteError, match="a text that Postgres cannot convert"):
+            verify(pipeline)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import dagster as dg
@@ -11,6 +14,8 @@ from pgcdc_assets.demo.dagster_dev import start_dagster, stop_dagster
 from pgcdc_assets.local import free_port
 from pgcdc_assets.orchestration.runs.records import CAPTURE_TAG
 from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.schema_events import CATALOG
+from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.orchestration.conftest import NAME
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.orchestration.daemon import ROOT, SECONDS
@@ -31,7 +36,7 @@ built = [build_cdc_definitions(
         (),
         slot={slot!r},
         windows=WindowPolicy(max_age_seconds=3600, min_bytes=2**40, max_bytes=2**41),
-        catalog_poll_seconds=1,
+        {poll}
         selection=TableSelection(),
     ),
     postgres=PostgresResource(capture={name!r}, conninfo={conninfo!r}),
@@ -42,6 +47,30 @@ defs = replace(built[0], sensors=kept)
 """
 
 
+def write_module(database: Database, lake: Lake, folder: Path, poll: str = "") -> Path:
+    values = {"slot": f"s_{database.name}", "conninfo": database.conninfo, "lake": lake.uri}
+    module = folder / "location.py"
+    module.write_text(MODULE.format(name=NAME, poll=poll, **values))
+    return module
+
+
+@contextmanager
+def running(module: Path, folder: Path) -> Iterator[None]:
+    """Run Dagster with its daemon inside the block."""
+    log = folder / "dagster.log"
+    with log.open("wb") as out:
+        environment = {"DAGSTER_HOME": str(folder / "dagster"), "PYTHONPATH": str(ROOT)}
+        arguments = ["-f", str(module), "-h", "127.0.0.1", "-p", str(free_port())]
+        process = start_dagster(arguments, folder, environment, out)
+        try:
+            yield
+        except BaseException as error:
+            error.add_note(log.read_text(errors="replace")[-6000:])
+            raise
+        finally:
+            stop_dagster(process)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_the_sensor_reloads_the_code_location(
@@ -49,29 +78,46 @@ def test_the_sensor_reloads_the_code_location(
 ) -> None:
     database.execute("create table a (id int primary key)")
     database.execute("create publication pub for all tables")
-    values = {"slot": f"s_{database.name}", "conninfo": database.conninfo, "lake": lake.uri}
-    module = tmp_path / "location.py"
-    module.write_text(MODULE.format(name=NAME, **values))
+    module = write_module(database, lake, tmp_path, "catalog_poll_seconds=1,")
     snapshot = dg.AssetKey([NAME, "snapshot"])
 
     def is_copied(key: str) -> bool:
         return key in instance.get_materialized_partitions(snapshot)
 
-    log = tmp_path / "dagster.log"
-    with log.open("wb") as out:
-        environment = {"DAGSTER_HOME": str(tmp_path / "dagster"), "PYTHONPATH": str(ROOT)}
-        arguments = ["-f", str(module), "-h", "127.0.0.1", "-p", str(free_port())]
-        process = start_dagster(arguments, tmp_path, environment, out)
-        try:
-            # The first definitions have no table. The sensor stores the list, and reloads them.
-            wait_until(lambda: is_copied("public.a"), "table a", limit_seconds=SECONDS)
-            database.execute("create table b (id int primary key)")
-            wait_until(lambda: is_copied("public.b"), "table b", limit_seconds=SECONDS)
-        except BaseException as error:
-            error.add_note(log.read_text(errors="replace")[-6000:])
-            raise
-        finally:
-            stop_dagster(process)
+    with running(module, tmp_path):
+        # The first definitions have no table. The sensor stores the list, and reloads them.
+        wait_until(lambda: is_copied("public.a"), "table a", limit_seconds=SECONDS)
+        database.execute("create table b (id int primary key)")
+        wait_until(lambda: is_copied("public.b"), "table b", limit_seconds=SECONDS)
     # The process of a run uses the list of the load that requested the run.
     runs = instance.get_runs(dg.RunsFilter(tags={CAPTURE_TAG: NAME}))
     assert {run.has_repository_load_data for run in runs} == {True}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_a_change_without_a_row_is_noticed_within_a_minute(
+    database: Database, lake: Lake, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    """F3, F7: with the default interval of the poll, by the daemon, which also takes a snapshot."""
+    database.execute("create table a (id int primary key); insert into a values (1)")
+    database.execute("create publication pub for all tables")
+    zone = RawZone(lake, NAME)
+
+    def snapshots() -> int:
+        return len(zone.snapshots.complete_snapshots())
+
+    def noticed() -> bool:
+        return any(event.needs_snapshot for event in zone.schema_events.read())
+
+    with running(write_module(database, lake, tmp_path), tmp_path):
+        wait_until(lambda: snapshots() == 1, "the first snapshot", limit_seconds=SECONDS)
+        database.execute("alter table a add n float not null default random()")
+        altered_at = time.monotonic()
+        wait_until(noticed, "the schema event", limit_seconds=60)
+        assert time.monotonic() - altered_at < 60
+        wait_until(lambda: snapshots() == 2, "the re-snapshot", limit_seconds=SECONDS)
+    (event,) = [event for event in zone.schema_events.read() if event.needs_snapshot]
+    assert event.found_by == CATALOG
+    assert event.columns == ("n",)
+    assert zone.changes.windows(1) == [], "no window was captured"

@@ -28,12 +28,14 @@ from psycopg import pq
 from pgcdc_assets.errors import ConnectionLost, PgcdcError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import SQL_ASCII, ConnectionSettings
+from pgcdc_assets.postgres.encodings import UNCONVERTIBLE, TextNotConvertible
 from pgcdc_assets.postgres.errors import connection_failure
 from pgcdc_assets.postgres.libpq import connect, execute
 from pgcdc_assets.postgres.stream.errors import stream_failure
 from pgcdc_assets.postgres.stream.libpq_transport import LibpqWire
 from pgcdc_assets.postgres.stream.plugin_options import PluginOptions
 from pgcdc_assets.postgres.stream.socket_transport import SocketWire
+from pgcdc_assets.postgres.stream.stored_encoding import use_stored_encoding
 from pgcdc_assets.postgres.stream.tls_transport import start_tls_wire
 from pgcdc_assets.postgres.stream.transport import ServerError, StreamEnded, Wire, WireSettings
 from pgcdc_assets.postgres.timelines import ServerTimeline
@@ -48,8 +50,6 @@ select (select setting from pg_catalog.pg_settings where name = 'wal_sender_time
                 where pid = pg_catalog.pg_backend_pid() and encrypted),
        pg_catalog.pg_is_in_recovery()
 """
-
-_SET_SQL_ASCII = f"set client_encoding = '{SQL_ASCII}'".encode()
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ class StreamSettings:
         end_seconds: time limit of the stream's end.
         wire: the settings of the transport.
         plugin: the options of pgoutput.
+        as_stored: receive texts in the encoding of the database.
     """
 
     status_seconds: float = 10.0
@@ -75,6 +76,7 @@ class StreamSettings:
     end_seconds: float = 10.0
     wire: WireSettings = field(default_factory=WireSettings)
     plugin: PluginOptions = field(default_factory=PluginOptions)
+    as_stored: bool = False
 
 
 def nothing() -> None:
@@ -104,6 +106,7 @@ class ReplicationStream:
         timeline: the server's timeline at the start of the stream.
         is_standby: the server was a standby at the start of the stream; its timeline may change
             during the stream.
+        is_as_stored: texts are received in the encoding of the database.
     """
 
     def __init__(
@@ -121,6 +124,7 @@ class ReplicationStream:
         self._slot = slot
         self._publication = publication
         self._settings = settings or StreamSettings()
+        self.is_as_stored = self._settings.as_stored
         self._watch = watch
         self._check_timeline = check_timeline
         self._flush_lsn = start_lsn
@@ -135,8 +139,7 @@ class ReplicationStream:
         self._status_seconds = min(
             self._settings.status_seconds, self._settings.silence_seconds / 3
         )
-        self.backend_pid = 0
-        self.timeline = 0
+        self.backend_pid = self.timeline = 0
         self.is_standby = False
 
     @property
@@ -272,7 +275,8 @@ class ReplicationStream:
                 raise connection_failure(
                     self._server, conn.get_error_message(), self._connection.variable
                 )
-            facts = execute(conn, _FACTS, self._settings.wire.start_seconds)
+            limit = self._settings.wire.start_seconds
+            facts = execute(conn, _FACTS, limit)
             if facts.status != pq.ExecStatus.TUPLES_OK:
                 raise self._lost("starting the stream", facts.get_error_message())
             timeout_ms, is_gss_encrypted = facts.get_value(0, 0), facts.get_value(0, 1)
@@ -280,21 +284,20 @@ class ReplicationStream:
                 # A third of the timeout: a late status packet does not exceed the timeout.
                 self._status_seconds = min(self._status_seconds, int(timeout_ms) / 3000)
             self.is_standby = facts.get_value(0, 2) == b"t"
-            timeline = ServerTimeline.read(conn, self._settings.wire.start_seconds)
+            timeline = ServerTimeline.read(conn, limit)
             self.timeline = timeline.number
             self._check_timeline(timeline)
-            if conn.parameter_status(b"server_encoding") == SQL_ASCII.encode():
-                # With client_encoding UTF8 the server ends the stream at bytes that are not UTF-8.
-                result = execute(conn, _SET_SQL_ASCII, self._settings.wire.start_seconds)
-                if result.status != pq.ExecStatus.COMMAND_OK:
-                    raise self._lost("starting the stream", result.get_error_message())
+            encoding = (conn.parameter_status(b"server_encoding") or b"").decode()
+            command = self._command(conn.server_version).encode()
+            if encoding == SQL_ASCII or self._settings.as_stored:
+                # With client_encoding UTF8 the server ends the stream at bytes that are not text.
+                command = use_stored_encoding(conn, encoding, command, limit)
             start: Callable[[pq.abc.PGconn, bytes, WireSettings], Wire] = SocketWire
             if conn.ssl_in_use:
                 start = start_tls_wire
             elif is_gss_encrypted == b"t":
                 start = LibpqWire
-            command = self._command(conn.server_version)
-            wire = start(conn, command.encode(), self._settings.wire)
+            wire = start(conn, command, self._settings.wire)
             self.backend_pid = wire.backend_pid
             return wire
         except ServerError as error:
@@ -392,4 +395,6 @@ class ReplicationStream:
         return ConnectionLost(server=self._server, doing=doing, reason=str(reason).rstrip("."))
 
     def _refused(self, error: ServerError) -> PgcdcError:
+        if error.sqlstate in UNCONVERTIBLE and not self.is_as_stored:
+            return TextNotConvertible(slot=self._slot)
         return stream_failure(self._server, self._slot, self._publication, error)

@@ -1,0 +1,103 @@
+"""Odd names of the database and of the role work in every command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from psycopg.conninfo import make_conninfo
+from psycopg2 import sql
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.cli import main
+from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.orchestration.location import write_location
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
+
+MODULE = """
+from pathlib import Path
+from pgcdc_assets.orchestration.project.code_location import load_defs_folders
+
+defs = load_defs_folders([Path({folder!r})])
+"""
+
+
+def _odd(start: str) -> str:
+    """Return a name of 63 bytes."""
+    text = f"{start} \"q\" 's' %1$s \\ é😀=/?#@:&{{}};--"
+    return text + "x" * (63 - len(text.encode()))
+
+
+class _OddDatabase(Database):
+    """A database with an odd name, as an odd role that owns the database."""
+
+    shown = _odd(" Data base")
+    role = _odd(" on x as Röle")
+
+    @property
+    def conninfo(self) -> str:
+        return make_conninfo(self.server.conninfo(), dbname=self.shown, user=self.role)
+
+    @property
+    def uri(self) -> str:
+        role, name = (quote(text, safe="") for text in (self.role, self.shown))
+        return f"postgresql://{role}@127.0.0.1:{self.server.port}/{name}"
+
+
+@pytest.fixture
+def odd(database: Database) -> Iterator[_OddDatabase]:
+    found = _OddDatabase(database.server, database.name)
+    role, name = sql.Identifier(found.role), sql.Identifier(found.shown)
+    database.execute(sql.SQL("create role {} login replication").format(role))
+    database.execute(sql.SQL("create database {} owner {}").format(name, role))
+    try:
+        yield found
+    finally:
+        database.execute(
+            "select pg_drop_replication_slot(slot_name) from pg_replication_slots "
+            "where database = %s",
+            (found.shown,),
+        )
+        database.execute(sql.SQL("drop database {} with (force)").format(name))
+        database.execute(sql.SQL("drop role {}").format(role))
+
+
+@pytest.mark.timeout(900)
+def test_every_command_accepts_an_odd_database_and_role(
+    odd: _OddDatabase,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    quick_dagster_storage: None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code = MODULE.format(folder=str(tmp_path / "defs"))
+    module = write_location(odd, tmp_path, monkeypatch, code)
+    odd.execute("create schema s; create table s.t (id int primary key, v text)")
+    odd.execute("insert into s.t values (1, 'a'); create publication pub for table s.t")
+    defs = str(tmp_path / "defs")
+    assert main(["init", "--name", "mine", "--publication", "pub", "--defs", defs]) == 0
+    for number, dsn in enumerate((odd.conninfo, odd.uri), start=2):
+        monkeypatch.setenv("PGCDC_DSN", dsn)
+        assert main(["check", "-m", module]) == 0
+        odd.execute(f"insert into s.t values ({number}, 'é')")
+        assert main(["sync", "-m", module]) == 0
+    assert main(["resnapshot", "mine", "s.t", "-m", module]) == 0
+    assert main(["sync", "-m", module]) == 0
+    assert main(["verify", "-m", module]) == 0
+    capsys.readouterr()
+    assert main(["status", "-m", module]) == 0
+    assert "s.t" in capsys.readouterr().out
+    # An error names both, and its remedies are valid SQL.
+    odd.execute(
+        "create table s.hidden (id int primary key); alter publication pub add table s.hidden"
+    )
+    with Database(odd.server, odd.name).connect() as conn:
+        role = sql.Identifier(odd.role).as_string(conn)
+    odd.execute("revoke all on s.hidden from current_user")
+    main(["check", "-m", module])
+    printed = capsys.readouterr()
+    assert f"to {role}" in printed.out + printed.err
