@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pgcdc_assets import failpoints
+from pgcdc_assets.capture.sent_partitions import SentPartitions
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings, sorted_failures
@@ -99,6 +100,7 @@ class SchemaWatch:
     settings: ConnectionSettings | None = None
     warnings: list[str] = field(default_factory=list)
     _announced: list[Announcement] = field(default_factory=list, repr=False)
+    _partitions: SentPartitions = field(default_factory=SentPartitions, repr=False)
 
     def register(self, relation: Relation, commit_lsn: Lsn, doubt: str = "") -> int:
         """Register an announced relation, note a new version, and return the version's number.
@@ -106,6 +108,7 @@ class SchemaWatch:
         Args:
             doubt: why other columns of the table may be meant; the table then needs a snapshot.
         """
+        self._partitions.note(relation, commit_lsn)
         relations = self.zone.relations
         oid = relation.relation_id
         known = [version for _, version in relations.registered(self.epoch, oid)]
@@ -130,10 +133,11 @@ class SchemaWatch:
             base = self.zone.definitions.read(self.epoch)
             look = None if conn is None else self._look(conn, base)
             is_unchanged = look is None or look.is_unchanged
-            if is_unchanged and not self._announced:
+            if is_unchanged and not self._announced and not self._partitions.sent:
                 return new
             events = _Events(self, base, look)
-            new += self.zone.schema_events.record(events.find(self._announced))
+            found = events.find(self._announced)
+            new += self.zone.schema_events.record(found + events.of_partitions(self._partitions))
             failpoints.reach(failpoints.AFTER_SCHEMA_EVENTS)
             if look is None or look.is_unchanged:
                 return new
@@ -150,7 +154,10 @@ class SchemaWatch:
             return _read(conn, self.publication, base)
         try:
             with sorted_failures(self.settings, "lease"):
-                return _read(conn, self.publication, base)
+                look = _read(conn, self.publication, base)
+                if look.is_unchanged and self._partitions.sent:
+                    return replace(look, lsn=read_barrier(conn), at=read_clock(conn))
+                return look
         except TransientError as error:
             self.warnings.append(f"the catalog was not compared: {error}")
             return None
@@ -196,6 +203,7 @@ class _Events:
         self._base = base
         self._is_complete = look is not None
         self._look = None if look is None or look.is_unchanged else look
+        self._last = look
         self._recorded = [e for e in watch.zone.schema_events.read() if e.epoch == watch.epoch]
         self._versions: list[RelationVersion] | None = None
         self._declared = self._find_declared()
@@ -205,6 +213,26 @@ class _Events:
         found = [event for one in announced for event in self._of_announcement(one)]
         self._recorded += found
         return found + (self._of_look(self._look) if self._look is not None else [])
+
+    def of_partitions(self, partitions: SentPartitions) -> list[SchemaEvent]:
+        """Return the events of partitions that sent rows, and that neither look has.
+
+        Such a partition was attached and detached between the looks. Its rows are in the stream
+        under the name of its root, and no longer in the root. Without a look, a partition that the
+        look before does not have may be gone as well.
+        """
+        before = {oid: seen.definition for oid, seen in self._base.tables.items()}
+        now = {**before, **(self._look.tables if self._look is not None else {})}
+        found = []
+        for root, gone in partitions.without(before, now, self._recorded).items():
+            change = SchemaChangeFound(SchemaChange.PARTITION_DETACHED, (), gone.detail, True)
+            table = self._declared.get(root, now[root].relation.name)
+            if self._last is None:
+                found.append(self._event(gone.lsn, table, root, change, STREAM))
+            else:
+                event = self._event(self._last.lsn, table, root, change, CATALOG)
+                found.append(replace(event, seen_at=self._last.at))
+        return found
 
     def seen(self) -> dict[int, SeenDefinition]:
         """Return the definitions to store."""

@@ -1,0 +1,111 @@
+"""Partitions that are attached and detached between two looks at the catalog.
+
+The catalog has no trace of them: their rows came under the name of the root, and the root no longer
+has them.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from pgcdc_assets.raw.schema_events import SchemaChange, SchemaEvent
+from pgcdc_assets_tests.capture.test_schema_watch import poll, shown
+from pgcdc_assets_tests.support.captures import Capturing
+
+pytestmark = [pytest.mark.postgres, pytest.mark.every_pg]
+
+_TABLES = """
+create table root (id int primary key, a int) partition by range (id);
+create table kept partition of root for values from (0) to (10);
+create table other (id int primary key, a int) partition by range (id);
+create table mid partition of other for values from (0) to (50) partition by range (id);
+create table single (a int, id int primary key);
+create table plain (id int primary key, a int)
+"""
+_PUBLICATION = "for table root, other, plain with (publish_via_partition_root = true)"
+_ATTACH = "alter table root attach partition single for values from (20) to (30)"
+_DETACH = "alter table root detach partition single"
+
+
+@pytest.fixture
+def rooted(capturing: Capturing) -> Capturing:
+    """Return a capture of two partitioned tables whose catalog was polled."""
+    capturing.begin(_TABLES)
+    capturing.database.execute(f"drop publication pub; create publication pub {_PUBLICATION}")
+    assert poll(capturing) == []
+    return capturing
+
+
+def captured(capturing: Capturing) -> list[SchemaEvent]:
+    """Capture all commits, and return the events of partitions since the last call."""
+    known = {event.identity for event in capturing.zone.schema_events.read()}
+    capturing.capture()
+    return [e for e in capturing.zone.schema_events.read() if e.identity not in known]
+
+
+def test_a_partition_that_was_attached_and_detached_needs_a_snapshot(rooted: Capturing) -> None:
+    """E3, E5: rows of the passing partition are in the lake, and no longer in the table."""
+    execute = rooted.database.execute
+    for statement in (_ATTACH, "insert into root values (1), (25)", _DETACH):
+        execute(statement)
+    before = rooted.flush_lsn()
+    (event,) = captured(rooted)
+    assert shown([event]) == ["root partition_detached!"]
+    assert event.lsn >= before, "a snapshot at or above the LSN has no row of the partition"
+    assert "public.single" in event.detail
+    # The stream does not announce the partition again.
+    execute("insert into root values (2)")
+    assert captured(rooted) == []
+    # Its relation version is known now.
+    execute(f"{_ATTACH}; insert into root values (26); {_DETACH}")
+    assert shown(captured(rooted)) == ["root partition_detached!"]
+
+
+def test_a_partition_that_was_created_and_dropped_needs_a_snapshot(rooted: Capturing) -> None:
+    """E1, E3: also below a partition, and in one session of several windows."""
+    statements = (
+        "create table brief partition of mid for values from (0) to (9);"
+        "insert into other values (1); drop table brief; insert into plain values (1)",
+        "create table brief partition of root for values from (40) to (50);"
+        "insert into root values (41); insert into plain values (2); drop table brief",
+        "insert into root values (3); insert into plain values (3)",
+    )
+    windows = []
+    for statement in statements:
+        for each in statement.split(";"):
+            rooted.database.execute(each)
+        windows.append(rooted.window())
+        rooted.capture(windows[-1])
+    events = rooted.zone.schema_events.read()
+    assert shown(events) == ["other partition_detached!", "root partition_detached!"]
+
+
+def test_partitions_that_stay_or_that_a_poll_has_seen_need_no_second_snapshot(
+    rooted: Capturing,
+) -> None:
+    """E1, E3, E5."""
+    execute = rooted.database.execute
+    execute("create table new partition of root for values from (30) to (40)")
+    execute("insert into root values (5), (35); insert into plain values (1)")
+    assert shown(captured(rooted)) == ["root partition_attached"]
+    execute("drop table new")
+    assert shown(captured(rooted)) == ["root partition_detached!"]
+    execute(_ATTACH)
+    execute("insert into root values (25)")
+    assert shown(poll(rooted)) == ["root partition_attached!"]
+    execute(_DETACH)
+    assert shown(poll(rooted)) == ["root partition_detached!"]
+    assert captured(rooted) == []
+
+
+def test_without_a_look_an_unknown_partition_needs_a_snapshot(
+    rooted: Capturing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E3: a capture whose time is up does not look at the catalog."""
+    monkeypatch.setattr("pgcdc_assets.capture.landing.Landing._has_time", lambda landing: False)
+    for statement in (_ATTACH, "insert into root values (1), (25)", _DETACH):
+        rooted.database.execute(statement)
+    (event,) = captured(rooted)
+    assert (event.change, event.needs_snapshot) == (SchemaChange.PARTITION_DETACHED, True)
+    assert captured(rooted) == []
+    assert poll(rooted) == []
