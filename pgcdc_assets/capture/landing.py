@@ -20,7 +20,7 @@ from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.lease import Lease
 from pgcdc_assets.postgres.timelines import server_timeline
-from pgcdc_assets.protocol.frames import HEAD_BYTES, MessageBatch
+from pgcdc_assets.protocol.frames import HEAD_BYTES, FramingError, MessageBatch
 from pgcdc_assets.protocol.parked import ParkedRows
 from pgcdc_assets.raw.schema_events import STREAM, SchemaChange, SchemaEvent
 from pgcdc_assets.raw.window_summary import WindowSummary
@@ -88,8 +88,11 @@ class Landing:
                     self._timeline,
                     self.facts(self.window),
                 ).summary
-        except BaseException:
+        except BaseException as error:
             self.zone.relations.discard()
+            if isinstance(error, FramingError):
+                batch = MessageBatch.of([error.received])
+                raise self._keep(error, batch) from error
             raise
         return summary
 
@@ -130,8 +133,11 @@ class Landing:
         try:
             yield from self.source.decoder.decode(batch)
         except ProtocolError as error:
-            slot, folder = self.lease.slot, self.malformed_folder
-            raise keep_malformed(error, batch, self.window, slot, folder) from error
+            raise self._keep(error, batch) from error
+
+    def _keep(self, error: ProtocolError, batch: MessageBatch) -> ProtocolError:
+        slot, folder = self.lease.slot, self.malformed_folder
+        return keep_malformed(error, batch, self.window, slot, folder)
 
     def _timeline(self) -> int:
         """Return the timeline of the window's end.

@@ -32,12 +32,20 @@ class StoredTransactions:
         epoch: the epoch.
         captured_through: end of the newest landed window.
         server_version: `server_version_num`.
+        is_standby: the server is a standby. A standby does not show which transactions are
+            prepared, so the start of two_phase does not know those without changes.
     """
 
     def __init__(
-        self, zone: RawZone, epoch: int, captured_through: Lsn, server_version: int
+        self,
+        zone: RawZone,
+        epoch: int,
+        captured_through: Lsn,
+        server_version: int,
+        *,
+        is_standby: bool = False,
     ) -> None:
-        self._server_version = server_version
+        self._checks_unknown = server_version >= _SENDS_EACH_PREPARE and not is_standby
         self._zone = zone
         self._epoch = epoch
         self._captured_through = captured_through
@@ -56,7 +64,7 @@ class StoredTransactions:
         Raises:
             RawZoneError: the rows of the transaction are missing.
         """
-        if self._server_version < _SENDS_EACH_PREPARE:
+        if not self._checks_unknown:
             return
         known_from = self._zone.prepared.two_phase_from(self._epoch)
         if known_from is None or commit_lsn < known_from:

@@ -372,8 +372,7 @@ class CaptureSession:
 
     def _is_overdue(self) -> bool:
         """Return whether the window in progress has reached the time limit."""
-        end = self._end
-        return end is not None and time.monotonic() > end
+        return self._end is not None and time.monotonic() > self._end
 
     def _wake(self) -> None:
         """End the abandoned thread's wait for a batch."""
@@ -391,8 +390,6 @@ class CaptureSession:
         self._end_stream()
         lease, self._lease = self._lease, None
         if lease is not None:
-            # To release the lease of a lost session would wait for a reply. The server releases the
-            # lease of a closed session.
-            lease.conn.close()
+            lease.conn.close()  # The server releases the lease, without a wait for a reply.
         held, self._held = self._held, ExitStack()
         held.close()

@@ -70,7 +70,9 @@ class SourceStream:
         # Batches behind the last window, and whether they have changes.
         self._hand: deque[MessageBatch] = deque()
         self._has_changes = False
-        self.archive = StoredTransactions(zone, epoch, position, conn.server_version)
+        self.archive = StoredTransactions(
+            *(zone, epoch, position, conn.server_version), is_standby=stream.is_standby
+        )
         self.decoder = StreamingDecoder(
             self._resolve, self._spool, position, position, archive=self.archive
         )

@@ -65,6 +65,16 @@ class MessageBatch(NamedTuple):
         return cls(np.frombuffer(joined, np.uint8), ends - lengths, ends)
 
 
+class FramingError(ProtocolError):
+    """Bytes of a connection that are not frames of a stream.
+
+    Attributes:
+        received: the bytes that were read and not handed on, which hold values of rows.
+    """
+
+    received: bytes = b""
+
+
 class Frames(NamedTuple):
     """The frames of a buffer up to the first frame that is incomplete or of another type.
 

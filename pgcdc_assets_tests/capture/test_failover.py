@@ -20,7 +20,7 @@ from pgcdc_assets.capture.limits import CaptureLimits
 from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.cli.check import check_capture
-from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
+from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import RawZoneError
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.timelines import ServerTimeline, check_timeline, parse_history
@@ -29,6 +29,8 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.prepared import two_phase_limits
+from pgcdc_assets_tests.support.servers import SETTINGS
 from pgcdc_assets_tests.support.standby import start_standby
 from pgcdc_assets_tests.support.waits import wait_until
 
@@ -90,8 +92,8 @@ class Pair:
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     folder = Path(tempfile.mkdtemp(prefix="pgcdc-test-pair-"))
-    standby_settings = {**UNSAFE_BUT_FAST, "hot_standby_feedback": "on"}
-    primary = EmbeddedServer(folder / "primary", 18, UNSAFE_BUT_FAST)
+    standby_settings = {**SETTINGS, "hot_standby_feedback": "on"}
+    primary = EmbeddedServer(folder / "primary", 18, SETTINGS)
     standby = EmbeddedServer(folder / "standby", 18, standby_settings)
     try:
         primary.start()
@@ -252,11 +254,11 @@ def test_a_standby_is_the_source_of_snapshots_and_windows(pair: Pair, zone: RawZ
     assert (first.row_count, second.row_count) == (1, 1)
     assert first.snapshot_lsn < second.snapshot_lsn
 
-    def capture() -> Lsn:
+    def capture(limits: CaptureLimits | None = None) -> Lsn:
         end = _flush_lsn(pair.old)
         _wait_for_replay(pair, end)
         start = zone.changes.captured_through(1) or first.snapshot_lsn
-        capture_window(settings, zone, slot, "pub", LsnWindow.of(1, start, end))
+        capture_window(settings, zone, slot, "pub", LsnWindow.of(1, start, end), limits)
         return end
 
     pair.old.execute("insert into t values (2)")
@@ -268,6 +270,18 @@ def test_a_standby_is_the_source_of_snapshots_and_windows(pair: Pair, zone: RawZ
         "select confirmed_flush_lsn::text from pg_replication_slots where slot_name = %s", (slot,)
     )
     assert Lsn.parse(confirmed) >= end
+
+    # A transaction without changes, prepared before the slot gets two_phase: the server sends only
+    # its COMMIT PREPARED, and the standby does not show it.
+    pair.old.prepare("locks", "select * from t for share")
+    capture()
+    pair.old.prepare("rows", "insert into t values (3)")
+    limits = two_phase_limits()
+    capture(limits)
+    for gid in ("locks", "rows"):
+        pair.old.end_prepared(gid)
+    capture(limits)
+    assert _ids(zone) == [2, 3]
 
 
 def _wait_for_replay(pair: Pair, end: Lsn) -> None:

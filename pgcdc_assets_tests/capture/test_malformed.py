@@ -65,3 +65,35 @@ def test_the_batch_of_a_malformed_message_is_kept_only_on_request(
         through.capture(window, CaptureLimits(malformed_folder=str(tmp_path / "file")))
     proxy.repair()
     assert capturing.capture(window).row_count == 1
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_bytes_that_are_no_frames_are_kept_only_on_request(
+    capturing: Capturing, proxy: TcpProxy, tmp_path: Path, is_kept: bool
+) -> None:
+    """The reader thread finds such bytes. No message of them reaches the decoder."""
+    capturing.begin("create table t (id int, v text)")
+    database, folder = capturing.database, tmp_path / "kept"
+    database.execute("insert into t values (1, %s)", (SECRET.decode(),))
+    relation_id = database.value("select 't'::regclass::oid")
+    through = capturing.through(proxy.conninfo(capturing.conninfo))
+    # XLogData with Insert: int and text of the row, each after its kind and its length.
+    size = 4 + 25 + 8 + (5 + 1) + (5 + len(SECRET))
+    proxy.damage(b"d" + size.to_bytes(4, "big") + b"w", b"d\0\0\0\x02w")
+    window, before = through.window(), capturing.confirmed()
+    limits = CaptureLimits(malformed_folder=str(folder) if is_kept else None)
+    with pytest.raises(ProtocolError, match="the length 2 is impossible") as caught:
+        through.capture(window, limits)
+    error = str(caught.value)
+    assert window.key in error
+    assert SECRET.decode() not in error
+    assert (capturing.confirmed(), capturing.rows()) == (before, [])
+    if is_kept:
+        [kept] = _read(folder / f"{capturing.slot}-{window.key}.messages")
+        assert relation_id.to_bytes(4, "big") in kept
+        assert SECRET in kept
+    else:
+        assert "stream.malformed_folder" in error
+        assert not folder.exists()
+    proxy.repair()
+    assert capturing.capture(window).row_count == 1

@@ -7,7 +7,10 @@ import signal
 import pytest
 
 from pgcdc_assets import failpoints
+from pgcdc_assets.capture.epoch import renew_epoch
 from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.errors import DefiniteError
+from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.postgres.stream.plugin_options import Streaming
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.maintenance import maintain_raw_zone
@@ -143,3 +146,38 @@ def test_a_transaction_that_was_prepared_before_two_phase_lands_once(capturing: 
         capture(capturing)
     assert capturing.texts("t") == [["0", "locked"], ["1", "a"], ["3", "c"]]
     assert stored_gids(capturing) == []
+
+
+@pytest.mark.every_pg
+@pytest.mark.parametrize("is_subtransaction", [True, False])
+def test_a_rollback_that_the_server_cannot_decode_is_explained(
+    capturing: Capturing, is_subtransaction: bool
+) -> None:
+    """Postgres misses the abort of a prepared subtransaction whose catalog rows are removed."""
+    _begin(capturing)
+    database = capturing.database
+    capture(capturing)
+    statements = ["truncate t", "insert into t values (1)"]
+    if is_subtransaction:
+        statements = ["savepoint s", *statements, "release s"]
+    database.prepare("g", *statements)
+    database.end_prepared("g", "rollback")
+    database.execute("vacuum pg_class")
+    database.execute("insert into t values (2)")
+    start = capturing.confirmed()
+    if not is_subtransaction:
+        assert capture(capturing).row_count == 1
+        return
+    for _ in range(2):
+        with pytest.raises(DefiniteError, match=r"could not map.*two_phase to false.*pgcdc renew"):
+            capture(capturing)
+    assert capturing.rows() == []
+    assert capturing.confirmed() == start
+    # The remedy: a slot without two_phase does not decode the transaction.
+    database.execute("select pg_drop_replication_slot(%s)", (capturing.slot,))
+    renew_epoch(capturing.settings, capturing.zone, capturing.slot, "pub")
+    database.execute("insert into t values (3)")
+    epoch = capturing.zone.epochs.latest()
+    assert epoch is not None
+    capturing.capture(LsnWindow.of(2, epoch.start_lsn, capturing.flush_lsn()))
+    assert capturing.texts("t") == [["3", None]]

@@ -21,7 +21,13 @@ _UNDEFINED_OBJECT = "42704"
 _NOT_IN_PREREQUISITE_STATE = "55000"
 _UNDEFINED_FILE = "58P01"
 _INSUFFICIENT_PRIVILEGE = "42501"
+_INTERNAL_ERROR = "XX000"
+# "filenode" before Postgres 16. ReorderBufferProcessTXN in
+# src/backend/replication/logical/reorderbuffer.c notices the abort of a prepared transaction, but
+# not in its subtransactions: their flags lack RBTXN_IS_PREPARED.
+_UNMAPPED = re.compile(r"could not map file(number|node) ")
 
+_PREVENTION = "raise max_slot_wal_keep_size (of a slot on a standby: set hot_standby_feedback = on)"
 
 # What an output plugin reports of an error (output_plugin_error_callback() in
 # src/backend/replication/logical/logical.c).
@@ -57,7 +63,10 @@ def stream_failure(server: str, slot: str, publication: str, error: ServerError)
     if sqlstate == _UNDEFINED_FILE or (
         sqlstate == _NOT_IN_PREREQUISITE_STATE and re.search(r"invalidated|can no longer", message)
     ):
-        return SlotLost(slot=slot, wal_status=SlotWalStatus.LOST.value, reason=reason)
+        # The server does not say why: `pgcdc status` and the next start read invalidation_reason.
+        return SlotLost(
+            slot=slot, wal_status=SlotWalStatus.LOST.value, reason=reason, prevention=_PREVENTION
+        )
     if sqlstate == _INSUFFICIENT_PRIVILEGE:
         return ConfigurationError(
             reason=f"{server}: {reason}. `pgcdc check` prints the SQL that grants what is missing."
@@ -79,6 +88,15 @@ def stream_failure(server: str, slot: str, publication: str, error: ServerError)
             f"behind the row, drop the slot (select pg_drop_replication_slot('{slot}')) and run "
             "pgcdc renew, which takes new snapshots of all tables. A table whose rows cannot be "
             "printed stays without a snapshot until its rows are corrected; the others continue."
+        )
+    if sqlstate == _INTERNAL_ERROR and _UNMAPPED.match(message):
+        return DefiniteError(
+            reason=f"{server}: {reason} (SQLSTATE {sqlstate}). Slot {slot} cannot pass a prepared "
+            "transaction that has truncated or rewritten a table in a subtransaction and was "
+            "rolled back (a defect of Postgres with two_phase). Nothing un-landed was confirmed. "
+            "Set stream.two_phase to false, drop the slot (select "
+            f"pg_drop_replication_slot('{slot}')), then begin a new epoch with pgcdc renew, which "
+            "takes new snapshots of all tables."
         )
     return DefiniteError(
         reason=f"{server}: {reason} (SQLSTATE {sqlstate}) while reading slot {slot}. Nothing "

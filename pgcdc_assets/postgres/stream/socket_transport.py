@@ -23,7 +23,7 @@ from pgcdc_assets.postgres.stream.transport import (
     WireSettings,
     check_notice,
 )
-from pgcdc_assets.protocol.frames import HEAD_BYTES, SLACK_BYTES, MessageBatch, cut
+from pgcdc_assets.protocol.frames import HEAD_BYTES, SLACK_BYTES, FramingError, MessageBatch, cut
 
 _COPY_BOTH, _COPY_DONE, _ERROR, _NOTICE = b"W", b"c", b"E", b"N"
 # CommandComplete, ParameterStatus and ReadyForQuery need no action.
@@ -80,6 +80,15 @@ class SocketWire:
         self._receive()
         if self._filled < self._awaited and not self._is_at_end:
             return None
+        try:
+            return self._split()
+        except ProtocolError as error:
+            failure = FramingError(**error.facts)
+            failure.received = self._buffer[: self._filled].tobytes()
+            raise failure from None
+
+    def _split(self) -> MessageBatch | None:
+        """Return the received messages, or react to a frame of another kind."""
         frames = cut(self._buffer, 0, self._filled)
         taken, self._awaited = frames.consumed, max(1, frames.needed)
         if len(frames.batch.starts) == 0 and frames.other is not None:
