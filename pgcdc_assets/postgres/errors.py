@@ -13,6 +13,7 @@ import re
 import psycopg2
 
 from pgcdc_assets.errors import ConfigurationError, ConnectionLost, PgcdcError, TransientError
+from pgcdc_assets.table_name import quoted
 
 _CONFIGURATION = [
     (
@@ -83,6 +84,15 @@ _CONFIGURATION = [
 _GONE = {"57P01", "57P02", "57P03", "57P04", "57P05"}
 
 
+def database_and_role(server: str) -> tuple[str, str]:
+    """Return the names of database and role in `ConnectionSettings.describe()`.
+
+    Both may contain any characters, also " on " and " as ".
+    """
+    found = re.fullmatch(r"(.*) on (?:the local socket|\S+):\S* as (.*)", server, re.DOTALL)
+    return ("?", "?") if found is None else (found[1], found[2])
+
+
 def connection_failure(server: str, text: str, variable: str = "PGCDC_DSN") -> PgcdcError:
     """Return a ConfigurationError or a ConnectionLost for a refused connection.
 
@@ -95,9 +105,8 @@ def connection_failure(server: str, text: str, variable: str = "PGCDC_DSN") -> P
     reason = re.sub(r"^FATAL:\s+", "", message).rstrip(".") or "no reason given"
     for pattern, remedy in _CONFIGURATION:
         if re.search(pattern, message):
-            user = server.rpartition(" as ")[2]
-            database = server.partition(" on ")[0]
-            advice = remedy.format(user=f'"{user}"', database=f'"{database}"', variable=variable)
+            database, user = map(quoted, database_and_role(server))
+            advice = remedy.format(user=user, database=database, variable=variable)
             return ConfigurationError(reason=f"Cannot connect to {server}: {reason}. {advice}")
     if re.search(r"refused|No such file|timeout expired|No route|unreachable", message):
         reason += " (is the server running there, and are host and port right?)"

@@ -29,7 +29,8 @@ from psycopg2.extras import LogicalReplicationConnection
 from pgcdc_assets.errors import ConfigurationError, SlotBusy, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.postgres.errors import connection_failure, statement_failure
+from pgcdc_assets.postgres.errors import connection_failure, database_and_role, statement_failure
+from pgcdc_assets.table_name import quoted
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
@@ -291,7 +292,7 @@ def _creation_failure(
     if isinstance(error, InsufficientPrivilege):
         return ConfigurationError(
             reason=f"The role of {server} may not create replication slots. Grant it with: alter "
-            f'role "{server.rpartition(" as ")[2]}" replication'
+            f"role {quoted(database_and_role(server)[1])} replication"
         )
     return statement_failure(server, f"creating slot {slot}", error) or error
 

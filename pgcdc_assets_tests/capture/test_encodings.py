@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import psycopg2
 import pytest
 
 from pgcdc_assets.capture.snapshot import snapshot_tables
@@ -52,6 +53,14 @@ _CASES = [(*case, bytes_as_text(bytes.fromhex(case[2]))) for case in _INVALID]
 def encoded(database: Database, encoding: str) -> Iterator[Database]:
     with encoded_database(database, encoding) as found:
         yield found
+
+
+def _succeeds(database: Database, statement: str) -> bool:
+    try:
+        database.execute(statement)
+    except psycopg2.errors.ObjectInUse:
+        return False
+    return True
 
 
 def _is_hex(text: str) -> bool:
@@ -213,7 +222,9 @@ def test_converted_messages_equal_those_of_the_server(
         f'alter table "{letters}" add "{letters}2" text',
         f"insert into \"{letters}\" values (1, '{letters}', '', '{letters}', '{letters}')",
     )
-    encoded.execute(f"select pg_replication_origin_drop('{letters}{encoded.name}')")
+    drop = f"select pg_replication_origin_drop('{letters}{encoded.name}')"
+    # The session that used the origin may not have ended yet.
+    wait_until(lambda: _succeeds(encoded, drop), "the origin to be dropped")
     peek = (
         "select data from pg_logical_slot_peek_binary_changes(current_database(), null, null, "
         "'proto_version', %s, 'publication_names', %s, 'messages', 'true' {})"

@@ -7,6 +7,7 @@ from contextlib import closing
 
 import psycopg2
 import pytest
+from psycopg.conninfo import make_conninfo
 from psycopg2.extras import LogicalReplicationConnection
 
 from pgcdc_assets.errors import ConfigurationError, ConnectionLost, TransientError
@@ -220,3 +221,16 @@ def test_a_terminated_session_is_a_transient_error_that_can_be_pickled(
         proxy.cut()
         cursor.execute("select 1")
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_the_sql_of_a_remedy_quotes_odd_names_of_role_and_database() -> None:
+    database, role = "a on h:1 b", 'x as "y" on z'
+    settings = ConnectionSettings(conninfo=make_conninfo("host=h", dbname=database, user=role))
+    for text, remedy in (
+        ("FATAL:  role is not permitted to log in", 'alter role "x as ""y"" on z" login'),
+        (
+            "FATAL:  permission denied for database",
+            'grant connect on database "a on h:1 b" to "x as ""y"" on z"',
+        ),
+    ):
+        assert str(connection_failure(settings.describe(), text)).endswith(remedy)
