@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import dagster as dg
 
@@ -101,3 +102,13 @@ def group_neighbours(order: Sequence[str], wanted: Sequence[str]) -> list[tuple[
             groups.append((key, key))
         previous = index
     return groups
+
+
+def change_partitions(instance: dg.DagsterInstance, request: Any) -> None:
+    """Add or delete the partitions that a sensor asks for."""
+    name = request.partitions_def_name
+    if isinstance(request, dg.AddDynamicPartitionsRequest):
+        instance.add_dynamic_partitions(name, list(request.partition_keys))
+        return
+    for key in request.partition_keys:
+        instance.delete_dynamic_partition(name, key)

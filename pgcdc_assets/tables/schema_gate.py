@@ -9,6 +9,7 @@ so a killed process leaves nothing to repair.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -29,6 +30,8 @@ from pgcdc_assets.tables.keyed_snapshots import snapshots_with_key
 
 # The column of an error about the whole table.
 ALL_COLUMNS = "(all)"
+# Events that merges record for one relation version. The source may alter a table back repeatedly.
+_EVENTS_OF_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -132,11 +135,12 @@ def record_unforeseen(
 ) -> SchemaEvent | None:
     """Record the schema change that a merge found, and that no earlier event foresaw.
 
-    The change came with a relation version that is newer than the newest snapshot before the end of
-    the merge. Of several versions it is the newest without an event: the merge that follows ends
-    before this version, and finds an earlier one if it fails again. Each version leads to one event
-    at most. So a change that its snapshot does not heal is not recorded again. An error about the
-    table as a whole may know the LSN and the OID itself.
+    The change came with a relation version that is in use since the newest snapshot before the end
+    of the merge. The version may be older than the snapshot: the source has altered the table back.
+    Of several versions it is the newest without an event: the merge that follows ends before this
+    version, and finds an earlier one if it fails again. Each version leads to a few events at most.
+    So a change that its snapshots do not heal is not recorded for ever. An error about the table as
+    a whole may know the LSN and the OID itself.
 
     A look at the catalog may have foreseen the change, but its LSN is above the first rows of the
     new version. If the re-snapshot has registered the version, the stream announces nothing new.
@@ -150,9 +154,15 @@ def record_unforeseen(
     if "lsn" in error.facts:
         found.append((error.lsn, error.relation_id, error.reason))
     else:
-        for version, lsn in _new_versions(zone, name, through):
-            reason = f"Relation version {version.version}: {error.reason}"
-            found.append((lsn, version.relation.relation_id, reason))
+        earlier = Counter(
+            (event.relation_id, event.detail.partition(":")[0])
+            for event in zone.schema_events.read()
+            if event.found_by == MERGE and event.table == name and event.epoch == through.epoch
+        )
+        for version, lsn in _versions_in_use(zone, name, through):
+            relation_id, label = version.relation.relation_id, f"Relation version {version.version}"
+            if earlier[relation_id, label] < _EVENTS_OF_VERSION:
+                found.append((lsn, relation_id, f"{label}: {error.reason}"))
     for lsn, relation_id, reason in sorted(found, reverse=True):
         event = SchemaEvent(
             epoch=through.epoch,
@@ -170,22 +180,30 @@ def record_unforeseen(
     return None
 
 
-def _new_versions(
+def _versions_in_use(
     zone: RawZone, name: TableName, through: LsnWindow
 ) -> list[tuple[RelationVersion, Lsn]]:
-    """Return the versions that are newer than the newest snapshot, with their first commit LSN."""
-    reached = [
-        snapshot.position
-        for snapshot in zone.snapshots.complete_snapshots()
-        if snapshot.name == name and snapshot.position <= through.end_position
-    ]
-    newest = max(reached, default=Position(0, Lsn(0)))
-    ids = zone.source_relations(through.epoch).relation_ids(name)
+    """Return the versions of the changes since the newest snapshot, with their first commit LSN.
+
+    The version of the snapshot itself is left out.
+    """
+    newest = max(
+        (
+            snapshot
+            for snapshot in zone.snapshots.complete_snapshots()
+            if snapshot.name == name and snapshot.position <= through.end_position
+        ),
+        key=lambda snapshot: snapshot.position,
+        default=None,
+    )
+    relations = zone.source_relations(through.epoch)
+    ids = relations.relation_ids(name)
+    copied = None if newest is None else relations.snapshot_version(newest)
     versions = {
         (version.relation.relation_id, version.version): version
         for version in zone.relations.versions(through.epoch)
         if (version.relation.relation_id in ids or version.relation.name == name)
-        and newest < (through.epoch, version.lsn)
+        and version != copied
     }
     if not versions:
         return []
@@ -193,7 +211,7 @@ def _new_versions(
     for batch in scan_changes(
         zone.changes.table,
         epoch=through.epoch,
-        start=newest.lsn if newest.epoch == through.epoch else 0,
+        start=_start_in(through.epoch, newest),
         end=through.end,
         names={version.relation.name for version in versions.values()},
         columns=("relation_id", "relation_version", "commit_lsn"),
@@ -203,6 +221,11 @@ def _new_versions(
             key, lsn = (row["relation_id"], row["relation_version"]), Lsn(row["commit_lsn_min"])
             first[key] = min(lsn, first.get(key, lsn))
     return [(version, first[key]) for key, version in versions.items() if key in first]
+
+
+def _start_in(epoch: int, snapshot: Snapshot | None) -> Lsn:
+    is_of_epoch = snapshot is not None and snapshot.epoch == epoch
+    return snapshot.snapshot_lsn if snapshot is not None and is_of_epoch else Lsn(0)
 
 
 def schema_change_error(table: TableName, event: SchemaEvent) -> SchemaChangeError:

@@ -53,8 +53,10 @@ _LOST_KEY = (
     r"no key is configured, [^.]+\. Change it with: ALTER TABLE \.\.\. ADD PRIMARY KEY \(\.\.\.\), "
     r"or name the key in the settings"
 )
+_ALTERED = r"Altered at the source during the run: [\w., ]+\. The next run continues .*"
 _REPORTED = re.compile(
-    rf"(FailedRun|TableMoved): ((?!.*Not merged).*{_MISSING}|{_LOST_KEY}(\. {_MISSING}.*|\.?)$)",
+    rf"(FailedRun|TableMoved): ((?!.*Not merged).*{_MISSING}"
+    rf"|{_LOST_KEY}(\. (Not copied: [\w., ]+\. )?{_MISSING}.*|\. {_ALTERED}|\.?)$)",
     re.MULTILINE,
 )
 

@@ -162,3 +162,22 @@ def test_a_version_that_a_snapshot_above_the_merge_registered_is_held_at_its_fir
 def test_an_event_of_the_catalog_is_healed_by_a_snapshot_at_its_lsn(end: int) -> None:
     event = replace(EVENT, found_by=CATALOG)
     assert find_gates([TABLE], [event], [_snapshot(end)]) == {}
+
+
+def test_a_version_that_is_used_again_after_a_snapshot_is_recorded_a_few_times(
+    zone: RawZone,
+) -> None:
+    """F9: the source was altered, was snapshot, and was altered back."""
+    for lsn, names in ((96, ("id", "a")), (200, ("id", "b"))):
+        zone.relations.register(1, relation("orders", 7, *names), Lsn(lsn))
+    zone.relations.flush()
+    start, found = 90, list[Lsn]()
+    for turn in range(4):
+        at = 208 + 100 * turn
+        rows = [change(at + 48, relation_id=7, relation_version=1)]
+        zone.changes.land(window(start, at + 96), [batch(*rows)])
+        start = at + 96
+        zone.snapshots.land_snapshot(1, Lsn(at), relation("orders", 7, "id", "b"), 2, [])
+        event = record_unforeseen(zone, NAME, _error(), LsnWindow.of(1, 0, start))
+        found += [] if event is None else [event.lsn]
+    assert found == [256, 356, 456]

@@ -24,12 +24,14 @@ from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.orchestration.checks.source_tables import find_declared_moves
 from pgcdc_assets.orchestration.jobs.requested_job import requested_job
 from pgcdc_assets.orchestration.jobs.sync_comparisons import compare_uncertain_tables
+from pgcdc_assets.orchestration.jobs.sync_passes import FailedParts, run_passes
 from pgcdc_assets.orchestration.jobs.sync_report import SyncLimits, SyncReport
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.partitions import (
     PARTITION_TAG,
     RANGE_TAGS,
     build_range_tags,
+    change_partitions,
     covered_keys,
     group_neighbours,
 )
@@ -82,10 +84,13 @@ def sync_capture(
     """
     tags = {ADOPT_SLOT_TAG: "true"} if adopt_slot else {}
 
-    def bring_through(end: Lsn | None, *request: Any) -> SyncReport:
+    def begin(end: Lsn | None) -> _Sync:
         sync = _Sync(instance, location, loaded, say, limits or SyncLimits(), tags)
         sync.progress.barrier = end
-        return sync.run(*request)
+        return sync
+
+    def bring_through(end: Lsn | None, *request: Any) -> SyncReport:
+        return run_passes(loaded, lambda: begin(end), request, say)
 
     report = bring_through(barrier, resnapshot, partial)
     # A run through a given LSN serves a comparison.
@@ -237,17 +242,8 @@ class _Sync:
             for event in data.asset_events:
                 self.instance.report_runless_asset_event(event)
             for request in data.dynamic_partitions_requests or []:
-                self._change_partitions(request)
+                change_partitions(self.instance, request)
         return list(data.run_requests or [])
-
-    def _change_partitions(self, request: Any) -> None:
-        if isinstance(request, dg.AddDynamicPartitionsRequest):
-            self.instance.add_dynamic_partitions(
-                request.partitions_def_name, list(request.partition_keys)
-            )
-            return
-        for key in request.partition_keys:
-            self.instance.delete_dynamic_partition(request.partitions_def_name, key)
 
     def _execute_all(self, requests: Sequence[dg.RunRequest]) -> bool:
         """Execute the requests without their finished parts; return whether a run was executed."""
@@ -386,6 +382,11 @@ class _Sync:
                 f"{'; '.join(filter(None, reasons)) or reason}. Run the command again."
             )
         time.sleep(self.limits.poll_seconds)
+
+    @property
+    def failed(self) -> FailedParts:
+        """The failed parts of the run."""
+        return FailedParts(self.failures, self.failed_snapshots, self.failed_merges)
 
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:

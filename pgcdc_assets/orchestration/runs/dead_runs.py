@@ -32,7 +32,8 @@ from pgcdc_assets.orchestration.runs.records import CAPTURE_TAG, PURPOSE_TAG, is
 SILENT_SECONDS = 180.0
 # and after this process has watched the run for this time without a heartbeat.
 WATCHED_SECONDS = 3 * BEAT_SECONDS
-_BEGUN = (DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
+# A run in the process that created it has its claim before it begins.
+_CLAIMED = (DagsterRunStatus.NOT_STARTED, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
 
 
 def close_dead_runs(
@@ -46,12 +47,12 @@ def close_dead_runs(
         keys: assets of the capture, which identify runs of Dagster's implicit job.
     """
     ours = frozenset(keys)
-    statuses = [*_BEGUN, DagsterRunStatus.STARTING, DagsterRunStatus.QUEUED]
+    statuses = [*_CLAIMED, DagsterRunStatus.STARTING, DagsterRunStatus.QUEUED]
     for record in instance.get_run_records(RunsFilter(statuses=statuses)):
         run = record.dagster_run
         if run.tags.get(CAPTURE_TAG) != capture and ours.isdisjoint(_touched_assets(run)):
             continue
-        if run.status in _BEGUN:
+        if run.status in _CLAIMED:
             _close_if_dead(instance, run)
         else:
             _close_if_left_over(instance, record)

@@ -79,6 +79,19 @@ def test_a_run_whose_process_has_ended_frees_its_pool(
     assert holders(orchestrated, pool) == set()
 
 
+@pytest.mark.parametrize("is_dead", [True, False])
+def test_a_run_whose_process_has_ended_before_the_run_began_is_closed(
+    orchestrated: Orchestrated, is_dead: bool
+) -> None:
+    """`pgcdc sync` creates a run with its claim, and was killed before it started the run."""
+    tags = {PROCESS_TAG: dead_process() if is_dead else process_tag()}
+    run = orchestrated.create_run("snapshot", tags)
+    requests = orchestrated.tick("lag").run_requests
+    assert len(requests) == is_dead
+    expected = dg.DagsterRunStatus.FAILURE if is_dead else dg.DagsterRunStatus.NOT_STARTED
+    assert status_of(orchestrated, run) == expected
+
+
 @pytest.mark.parametrize("is_check", [False, True])
 def test_a_dead_run_that_was_started_in_the_ui_is_closed_too(
     orchestrated: Orchestrated, is_check: bool

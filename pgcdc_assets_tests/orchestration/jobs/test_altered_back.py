@@ -1,0 +1,58 @@
+"""Tables that are altered, and altered back after a snapshot: the stream announces no new version.
+
+The merge comes before the re-snapshot that the poll of the catalog asks for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.orchestration.state import read_state
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
+
+# Statements that alter a table, and the statements that alter it back.
+_CHANGES = {
+    "key": (
+        "alter table a drop constraint a_pkey, add primary key (id, k)",
+        "alter table a drop constraint a_pkey, add primary key (id)",
+    ),
+    "type": (
+        "alter table a alter n type date using null",
+        "alter table a alter n type integer using null",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _CHANGES)
+def test_a_merge_waits_for_the_snapshot_of_a_table_that_was_altered_back(
+    orchestrated: Orchestrated, spark: SparkSession, name: str
+) -> None:
+    """F5, F9."""
+    there, back = _CHANGES[name]
+    orchestrated.commit("alter table a add k int not null default 0, add n int")
+    tables = (CdcTable("public", "a", scd=(1, 2)), orchestrated.capture.tables[1])
+    made = replace(orchestrated, capture=replace(orchestrated.capture, tables=tables))
+    made.sync()
+    made.commit(there)
+    made.commit("insert into a values (100, 'there', 0, null)")
+    made.sync()
+    assert made.equals_source("a")
+    made.commit(back)
+    made.commit("update a set v = 'back' where id < 5; insert into b values (1, 1)")
+    requests = made.tick("lag", one_shot=True).run_requests
+    (capture,) = [each for each in requests if each.job_name == f"{NAME}_capture"]
+    assert made.execute(capture, "capture").success
+    (request,) = made.tick("merges").run_requests
+    assert made.execute(request, "merge").success, "the table waits"
+    gates = {table.table.table: table.gate for table in read_state(made.zone, made.capture).tables}
+    assert gates["a"] is not None
+    assert gates["a"].heals
+    made.sync()
+    assert made.equals_source("a")
+    assert made.equals_source("b")
