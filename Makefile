@@ -108,11 +108,11 @@ docs: $(STAMP) ## write the generated parts of the documentation, and build the 
 
 .PHONY: demo
 demo: $(STAMP) java ## run the whole pipeline once on a sample shop, and compare every value
-	$(BIN)/python -m pgcdc_assets.demo
+	$(BIN)/python -m pgcdc_assets.demo $(if $(LAKE),--lake $(LAKE))
 
 .PHONY: dev
 dev: $(STAMP) java ## run the sample shop and Dagster until Ctrl-C: http://127.0.0.1:3000
-	@exec $(BIN)/python -m pgcdc_assets.demo dev $(if $(PORT),--port $(PORT))
+	@exec $(BIN)/python -m pgcdc_assets.demo dev $(if $(PORT),--port $(PORT)) $(if $(LAKE),--lake $(LAKE))
 
 .PHONY: bench
 bench: $(STAMP) java ## run the benchmarks; ONLY=capture,merge selects some

@@ -169,6 +169,13 @@ def build_parser() -> argparse.ArgumentParser:
     spark.add_argument(
         "--memory", metavar="SIZE", help="maximum heap of the server, for start (default: 4g)"
     )
+    spark.add_argument(
+        "--lake",
+        metavar="URI",
+        action="append",
+        help="a lake whose object store the server reaches, for start; may be repeated (default: "
+        "PGCDC_LAKE)",
+    )
     return parser
 
 

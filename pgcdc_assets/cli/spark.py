@@ -8,7 +8,8 @@ import os
 from pgcdc_assets.cli.output import say
 from pgcdc_assets.cli.spark_prepare import prepare
 from pgcdc_assets.cli.tables import duration
-from pgcdc_assets.orchestration.project.home import SPARK_VARIABLE, state_folder
+from pgcdc_assets.orchestration.project.home import SPARK_VARIABLE, default_lake, state_folder
+from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.spark.server import SparkServer
 from pgcdc_assets.spark.server_process import RunningServer
 
@@ -17,7 +18,7 @@ def run(options: argparse.Namespace) -> int:
     """Prepare this machine, or start, stop or describe the Spark server of this state folder."""
     if options.action == "prepare":
         return _prepare()
-    server = SparkServer(state_folder(), _settings(options))
+    server = SparkServer(state_folder(), _settings(options), _lakes(options))
     return {"start": _start, "stop": _stop, "status": _status}[options.action](server)
 
 
@@ -30,6 +31,11 @@ def _prepare() -> int:
 
 def _settings(options: argparse.Namespace) -> dict[str, str]:
     return {} if options.memory is None else {"spark.driver.memory": options.memory}
+
+
+def _lakes(options: argparse.Namespace) -> list[str]:
+    """Return the URIs of the lakes that a server must reach."""
+    return options.lake or [Lake.from_environment(default_lake()).uri]
 
 
 def _start(server: SparkServer) -> int:

@@ -16,6 +16,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     say("Loading Dagster and Spark's client")
     try:
         # Import late, so that `--help` and a wrong option do not wait for Dagster.
+        from pgcdc_assets.demo.stage import choose_lake
+
+        choose_lake(options.lake)
         if options.mode == "dev":
             from pgcdc_assets.demo.dev import run_dev
 
@@ -25,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 scale=options.scale,
                 port=options.port,
                 fresh=options.fresh,
+                lake=options.lake,
             )
         from pgcdc_assets.demo.run import run_demo
 
@@ -34,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             scale=options.scale,
             seconds=options.seconds,
             fresh=options.fresh,
+            lake=options.lake,
         )
     except PgcdcError as error:
         if options.debug:
@@ -48,6 +53,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pgcdc_assets.demo", description=__doc__)
     parser.add_argument("mode", nargs="?", choices=["demo", "dev"], default="demo")
     parser.add_argument("--fresh", action="store_true", help="delete earlier state first")
+    parser.add_argument(
+        "--lake",
+        choices=["folder", "s3"],
+        default="folder",
+        help="a folder, or an S3 server that the demonstration starts",
+    )
     parser.add_argument("--connections", type=int, default=4, help="connections of the workload")
     parser.add_argument("--rate", type=float, help="transactions per second of the workload")
     parser.add_argument(

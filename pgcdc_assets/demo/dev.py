@@ -18,10 +18,11 @@ from types import FrameType
 
 from pgcdc_assets.demo.console import print_progress, say
 from pgcdc_assets.demo.dagster_dev import start_dagster, stop_dagster
-from pgcdc_assets.demo.stage import LiveWorkload, Stage, stage
+from pgcdc_assets.demo.stage import FOLDER, LiveWorkload, Stage, stage
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.project.code_location import DEFAULT_MODULE
 from pgcdc_assets.orchestration.project.home import prepare_home, project_root, state_folder
+from pgcdc_assets.orchestration.resources import LakeResource
 from pgcdc_assets.spark.server import SparkServer
 
 HOST = "127.0.0.1"
@@ -30,9 +31,20 @@ _POLL_SECONDS = 0.5
 
 
 def run_dev(
-    *, connections: int, rate: float, scale: float, port: int = 3000, fresh: bool = False
+    *,
+    connections: int,
+    rate: float,
+    scale: float,
+    port: int = 3000,
+    fresh: bool = False,
+    lake: str = FOLDER,
 ) -> int:
     """Run until interrupted; return 0, or the exit status of Dagster if Dagster ends first.
+
+    `choose_lake` was called.
+
+    Args:
+        lake: where the lake is.
 
     Raises:
         ConfigurationError: the port is in use, or another demonstration runs in this folder.
@@ -42,8 +54,8 @@ def run_dev(
         signal.signal(each, _interrupt)
     try:
         with (
-            SparkServer(state_folder()).running(say),
-            stage(fresh=fresh, scale=scale) as set_up,
+            stage(lake, fresh=fresh, scale=scale) as set_up,
+            SparkServer(state_folder(), lakes=[LakeResource().lake().uri]).running(say),
             LiveWorkload(set_up.conninfo, connections=connections, rate=rate),
         ):
             return _run_dagster(set_up, port)

@@ -5,7 +5,8 @@ condition first and write later, so that two writers succeed
 (docs/decisions/0060-s3-server-of-demo-and-tests.md).
 
 `go install` builds the program into the Python environment once, which takes minutes. The server
-listens on 127.0.0.1 only, with random credentials, and ends with its context manager.
+listens on 127.0.0.1 only, with random credentials, and ends with its context manager. A killed
+process leaves the server running; the next server over the same folder ends it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.local import free_port, locked
@@ -125,6 +129,7 @@ class ObjectStore:
             ConfigurationError: the program is missing or ends.
         """
         program = install()
+        self._end_earlier()
         objects, metadata = self.folder / "objects", self.folder / "metadata"
         (objects / self.bucket).mkdir(parents=True, exist_ok=True)
         metadata.mkdir(exist_ok=True)
@@ -149,6 +154,7 @@ class ObjectStore:
                 # Ctrl-C must not end the server before its clients.
                 start_new_session=True,
             )
+        self._pid_file.write_text(str(self._process.pid))
         deadline = time.monotonic() + _SECONDS_TO_START
         while not _accepts(self.port):
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -157,11 +163,25 @@ class ObjectStore:
             time.sleep(_POLL_SECONDS)
         return self
 
+    @property
+    def _pid_file(self) -> Path:
+        return self.folder / "server.pid"
+
+    def _end_earlier(self) -> None:
+        """End the server that a killed process left."""
+        with suppress(FileNotFoundError, ValueError, psutil.NoSuchProcess):
+            earlier = psutil.Process(int(self._pid_file.read_text()))
+            # The number may belong to another process by now.
+            if str(self.folder / "objects") in earlier.cmdline():
+                earlier.terminate()
+                earlier.wait(_SECONDS_TO_STOP)
+
     def stop(self) -> None:
         """Stop the server; the objects stay."""
         process, self._process = self._process, None
         if process is None:
             return
+        self._pid_file.unlink(missing_ok=True)
         process.send_signal(signal.SIGTERM)
         try:
             process.wait(_SECONDS_TO_STOP)

@@ -20,7 +20,7 @@ from pgcdc_assets.activity import watched_by
 from pgcdc_assets.cli.library_log import library_log
 from pgcdc_assets.cli.tables import size
 from pgcdc_assets.demo.console import Lines, print_progress, say, table
-from pgcdc_assets.demo.stage import LiveWorkload, stage
+from pgcdc_assets.demo.stage import FOLDER, LiveWorkload, stage
 from pgcdc_assets.errors import DifferenceFound
 from pgcdc_assets.orchestration.feature_warnings import ignore_feature_warnings
 from pgcdc_assets.orchestration.jobs.sync import SyncReport, sync_capture
@@ -73,10 +73,19 @@ class Totals:
                     self.merged_changes += _figure(event, "changes_read")
 
 
-def run_demo(*, connections: int, rate: float, scale: float, seconds: float, fresh: bool) -> int:
-    """Run the demonstration.
+def run_demo(
+    *,
+    connections: int,
+    rate: float,
+    scale: float,
+    seconds: float,
+    fresh: bool,
+    lake: str = FOLDER,
+) -> int:
+    """Run the demonstration, after `choose_lake`.
 
     Args:
+        lake: where the lake is.
         seconds: duration of the workload after the merge of the snapshots.
 
     Raises:
@@ -84,15 +93,17 @@ def run_demo(*, connections: int, rate: float, scale: float, seconds: float, fre
     """
     with library_log(state_folder() / "logs", "demo") as log:
         try:
-            return _run(connections, rate, scale, seconds, fresh=fresh)
+            return _run(connections, rate, scale, seconds, lake, fresh=fresh)
         finally:
             if log.has_content():
                 say(f"Output of libraries is in {log.path}")
 
 
-def _run(connections: int, rate: float, scale: float, seconds: float, *, fresh: bool) -> int:
+def _run(
+    connections: int, rate: float, scale: float, seconds: float, lake: str, *, fresh: bool
+) -> int:
     _quiet()
-    with stage(fresh=fresh, scale=scale) as set_up, open_instance() as instance:
+    with stage(lake, fresh=fresh, scale=scale) as set_up, open_instance() as instance:
         say("Loading the definitions")
         with print_progress(lambda: "Dagster loads"):
             location = load_location()

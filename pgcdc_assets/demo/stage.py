@@ -1,7 +1,8 @@
 """The environment of the demonstrations: server, shop, workload and lake.
 
 All state is in `.pgcdc`, in the clone or else in the current folder. A demonstration continues with
-the existing state. This process ignores the settings of a user's own pipeline (PGCDC_DSN,
+the existing state. A demonstration with an S3 lake has its own state in `.pgcdc/s3`, because a slot
+belongs to one lake. This process ignores the settings of a user's own pipeline (PGCDC_DSN,
 PGCDC_LAKE, DAGSTER_HOME and so on), so the demonstration does not touch another database, lake or
 Dagster instance.
 """
@@ -15,18 +16,36 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from pgcdc_assets.demo import shop
 from pgcdc_assets.demo.console import print_progress, say
+from pgcdc_assets.demo.object_store import ObjectStore, install
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.local import locked
-from pgcdc_assets.orchestration.project.home import embedded_data_folder, state_folder
+from pgcdc_assets.orchestration.project.home import (
+    DSN_VARIABLE,
+    SPARK_VARIABLE,
+    STATE_VARIABLE,
+    embedded_data_folder,
+    state_folder,
+)
+from pgcdc_assets.raw import lake
 
-_PUT_ASIDE = ("PGCDC_DSN", "PGCDC_LAKE", "PGCDC_SPARK_REMOTE", "DAGSTER_HOME")
+_PUT_ASIDE = (
+    DSN_VARIABLE,
+    lake.ENVIRONMENT_VARIABLE,
+    SPARK_VARIABLE,
+    STATE_VARIABLE,
+    "DAGSTER_HOME",
+    "AWS_SESSION_TOKEN",
+)
+
+# Where the lake of a demonstration is.
+FOLDER, S3 = "folder", "s3"
 
 
 @dataclass(frozen=True)
@@ -41,11 +60,23 @@ class Stage:
         return self.server.conninfo(shop.DATABASE)
 
 
+def choose_lake(kind: str) -> None:
+    """Set this process's environment for a demonstration whose lake is of the kind."""
+    for name in _PUT_ASIDE:
+        if os.environ.pop(name, None):
+            say(f"{name} is ignored, because the demonstration sets it")
+    if kind == S3:
+        os.environ[STATE_VARIABLE] = str(state_folder() / S3)
+
+
 @contextmanager
-def stage(*, fresh: bool, scale: float) -> Iterator[Stage]:
-    """Start the server and create the shop; stop the server at the end, and keep its data.
+def stage(kind: str, *, fresh: bool, scale: float) -> Iterator[Stage]:
+    """Start the servers and create the shop; stop the servers at the end, and keep their data.
+
+    `choose_lake` was called.
 
     Args:
+        kind: where the lake is.
         fresh: first delete the state of earlier demonstrations.
         scale: size of the shop; 1 is 10,000 orders.
 
@@ -53,26 +84,35 @@ def stage(*, fresh: bool, scale: float) -> Iterator[Stage]:
         ConfigurationError: another demonstration runs in this folder.
     """
     folder = state_folder()
-    for name in _PUT_ASIDE:
-        if os.environ.pop(name, None):
-            say(f"{name} is ignored, because the demonstration sets it")
     with _alone(folder):
         server = EmbeddedServer(embedded_data_folder())
         if fresh:
             say(f"Deleting the state of earlier demonstrations in {folder}")
             server.remove()
-            for leftover in ("lake", "dagster"):
+            for leftover in ("lake", "dagster", "object-store"):
                 shutil.rmtree(folder / leftover, ignore_errors=True)
         say(f"Starting Postgres {server.version} in {server.data_dir}")
         with print_progress(lambda: "Postgres starts"):
             server.start()
         try:
-            with print_progress(lambda: "the shop opens"):
-                _open_shop(server, scale)
-            yield Stage(server)
+            with _object_store(folder / "object-store") if kind == S3 else nullcontext():
+                with print_progress(lambda: "the shop opens"):
+                    _open_shop(server, scale)
+                yield Stage(server)
         finally:
             server.stop()
             say("Postgres is stopped; its data is kept")
+
+
+@contextmanager
+def _object_store(folder: Path) -> Iterator[None]:
+    """Run the S3 server, whose address and credentials are in the environment."""
+    install(say)
+    with ObjectStore(folder) as store:
+        say(f"The S3 server runs at {store.endpoint}; the lake is {store.lake}")
+        os.environ.update(store.environment)
+        os.environ[lake.ENVIRONMENT_VARIABLE] = store.lake
+        yield
 
 
 def _open_shop(server: EmbeddedServer, scale: float) -> None:

@@ -141,6 +141,7 @@ class SparkResource(dg.ConfigurableResource[None]):
 
         from pgcdc_assets.spark.object_store import bucket_options, check_reachable, start_options
         from pgcdc_assets.spark.session import (
+            check_started_for,
             connecting,
             is_on_this_machine,
             runs_embedded,
@@ -161,6 +162,8 @@ class SparkResource(dg.ConfigurableResource[None]):
         config = {"spark.app.name": "pgcdc", **conf, **self.spark_config}
         if remote is None:
             config = start_options([lake.uri], config)
+            if runs_embedded():
+                check_started_for(lake.uri)
         with connecting(remote):
             used = config if remote else start_conf(config)
             session: SparkSession = LazyPySparkResource(spark_config=used).spark_session

@@ -147,12 +147,12 @@ class SlotStatus:
     in_recovery: bool
     server_time: datetime
     lag_seconds: float | None
-    two_phase: bool = False
-    is_synced: bool = False
-    has_failover: bool = False
-    decoded_transactions: int | None = None
-    is_counted_since_creation: bool = True
-    may_have_crashed: bool = False
+    two_phase: bool
+    is_synced: bool
+    has_failover: bool
+    decoded_transactions: int | None
+    is_counted_since_creation: bool
+    may_have_crashed: bool
 
     @property
     def was_read(self) -> bool:
@@ -205,7 +205,7 @@ class ServerIdentity:
     timeline: int
     database: str
     server_version: int
-    in_recovery: bool = False
+    in_recovery: bool
 
 
 def read_slot_status(conn: Connection, slot: str) -> SlotStatus | None:

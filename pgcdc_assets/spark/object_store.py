@@ -25,6 +25,7 @@ S3_PACKAGES = (
 )
 S3_EXCLUDES = "software.amazon.awssdk:bundle,org.wildfly.openssl:wildfly-openssl"
 
+LOG_STORE = "spark.delta.logStore.s3.impl"
 _S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 _PACKAGES, _EXCLUDES, _JARS = "spark.jars.packages", "spark.jars.excludes", "spark.jars"
 

@@ -31,8 +31,9 @@ from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.spark.errors import condition_of, text_of
 from pgcdc_assets.spark.jars import looking_up_alone, remember_jars
 from pgcdc_assets.spark.java import check_java
+from pgcdc_assets.spark.object_store import LOG_STORE
 from pgcdc_assets.spark.settings import SESSION_CONF, embedded_conf, start_conf
-from pgcdc_assets.storage import BUCKET_PREFIX
+from pgcdc_assets.storage import BUCKET_PREFIX, is_s3
 
 # A local server that refuses connections has ended. By default the client retries for ten minutes,
 # which suits clusters behind a network.
@@ -92,6 +93,21 @@ def started(session: SparkSession, conf: Mapping[str, str]) -> SparkSession:
 def runs_embedded() -> bool:
     """Return whether this process has an embedded session, and therefore cannot use a server."""
     return SparkContext._active_spark_context is not None
+
+
+def check_started_for(uri: str) -> None:
+    """Check that this process's embedded session was started with the jars of the lake's store.
+
+    Raises:
+        ConfigurationError: the lake is in an S3 store, and the session has no LogStore for it.
+    """
+    context = SparkContext._active_spark_context
+    if is_s3(uri) and context is not None and not context.getConf().contains(LOG_STORE):
+        raise ConfigurationError(
+            reason=f"The embedded Spark session of this process was started for another lake, "
+            f"without the jars of S3, which {uri} needs. Use one process for each lake, or a Spark "
+            "server: pgcdc spark start --lake"
+        )
 
 
 @contextmanager

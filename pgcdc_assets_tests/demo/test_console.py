@@ -9,7 +9,7 @@ from pgcdc_assets.cli.tables import duration, size
 from pgcdc_assets.demo.__main__ import main
 from pgcdc_assets.demo.console import print_progress, table
 from pgcdc_assets.demo.dev import run_dev
-from pgcdc_assets.demo.stage import stage
+from pgcdc_assets.demo.stage import FOLDER, stage
 from pgcdc_assets.errors import ConfigurationError
 
 
@@ -63,7 +63,7 @@ def test_a_second_demonstration_in_one_clone_is_refused(
         fcntl.flock(file, fcntl.LOCK_EX)
         with (
             pytest.raises(ConfigurationError, match="stop it first"),
-            stage(fresh=False, scale=0.01),
+            stage(FOLDER, fresh=False, scale=0.01),
         ):
             pass
         assert main(["demo"]) == 2

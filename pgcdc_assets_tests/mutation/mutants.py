@@ -73,7 +73,8 @@ class _Visitor(MutationVisitor):
         super().on_leave(original_node)
 
     def _should_mutate_node(self, node: cst.CSTNode) -> bool:
-        is_text = isinstance(node, cst.BaseString | cst.FormattedStringText)
+        # A list in prose is that of `__all__`.
+        is_text = isinstance(node, cst.BaseString | cst.FormattedStringText | cst.Assign)
         if self._prose_depth and is_text:
             return False
         return super()._should_mutate_node(node)
@@ -91,6 +92,8 @@ def _is_prose(node: cst.CSTNode) -> bool:
         case cst.Raise() | cst.Assert():
             return True
         case cst.Expr(value=cst.SimpleString() | cst.ConcatenatedString()):
+            return True
+        case cst.Assign(targets=[cst.AssignTarget(target=cst.Name(value="__all__"))]):
             return True
         case cst.Arg(keyword=cst.Name(value=name)):
             return name in _PROSE_ARGUMENTS

@@ -42,6 +42,12 @@ SOUND = SlotStatus(
     in_recovery=False,
     server_time=dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
     lag_seconds=None,
+    two_phase=False,
+    is_synced=False,
+    has_failover=False,
+    decoded_transactions=None,
+    is_counted_since_creation=True,
+    may_have_crashed=False,
 )
 
 

@@ -83,7 +83,8 @@ def test_a_permanent_slot_of_the_database_is_usable(changes: dict[str, Any]) -> 
     check_slot_usable(replace(SOUND, **changes), "shop")
 
 
-def test_the_error_for_a_taken_slot_has_its_positions() -> None:
-    error = slot_taken_error(SOUND, "/lake/shop", "pgcdc sync --adopt-slot")
+def test_the_error_for_a_taken_slot_has_its_positions_and_reader() -> None:
+    error = slot_taken_error(SOUND, "/lake/shop", "pgcdc sync --adopt-slot", "lake /other")
     found = (error.slot, error.confirmed_flush_lsn, error.restart_lsn, error.lake, error.remedy)
     assert found == ("pgcdc_shop", 1000, 900, "/lake/shop", "pgcdc sync --adopt-slot")
+    assert error.reader == "lake /other"

@@ -161,8 +161,10 @@ def test_the_reader_of_a_slot_is_named(database: Database) -> None:
         assert status is not None
         assert status.active_pid == stream.info.backend_pid
         assert status.active_application_name == "pgcdc capture shop"
-        with pytest.raises(SlotBusy, match=str(stream.info.backend_pid)):
+        with pytest.raises(SlotBusy, match=str(stream.info.backend_pid)) as busy:
             drop_slot(conn, slot)
+        assert busy.value.slot == slot
+        assert busy.value.application_name == "pgcdc capture shop"
 
 
 def test_a_slot_is_dropped_once(database: Database) -> None:
@@ -301,3 +303,42 @@ def test_the_server_is_identified(database: Database) -> None:
     assert identity.server_version // 10000 == database.server.version
     assert identity.timeline == 1
     assert identity.system_identifier.isdigit()
+
+
+@pytest.mark.every_pg
+def test_each_property_of_a_slot_is_that_of_the_server(database: Database) -> None:
+    names = {option: f"{option}_{database.name}" for option in ("plain", "two_phase", "failover")}
+    version = int(database.value("show server_version_num")) // 10_000
+    create = "select pg_create_logical_replication_slot(%s, 'pgoutput'"
+    database.execute("create publication pub for all tables")
+    database.execute(f"{create})", (names["plain"],))
+    database.execute(f"{create}, false, true)", (names["two_phase"],))
+    if version >= 17:
+        database.execute(f"{create}, false, false, true)", (names["failover"],))
+    try:
+        with (
+            query_connection(database.settings(), "sensor") as conn,
+            _held(database, names["plain"]),
+        ):
+            plain, two_phase, failover = (read_slot_status(conn, name) for name in names.values())
+        assert plain is not None
+        assert two_phase is not None
+        # Postgres 14 accepts the option, and its pgoutput ignores it.
+        assert (plain.two_phase, two_phase.two_phase) == (False, version >= 15)
+        assert not (plain.has_failover or two_phase.has_failover)
+        assert not (plain.is_synced or two_phase.is_synced)
+        assert (failover is not None and failover.has_failover) is (version >= 17)
+        # An inactive slot has no reader, and its time since Postgres 17.
+        assert plain.active_application_name == "pgcdc capture shop"
+        assert two_phase.active_application_name is None
+        assert plain.inactive_since is None
+        assert (two_phase.inactive_since is not None) is (version >= 17)
+        assert plain.invalidation_reason is None
+        assert two_phase.catalog_xmin_age is not None
+    finally:
+        for name in names.values():
+            database.execute(
+                "select pg_drop_replication_slot(slot_name) from pg_replication_slots "
+                "where slot_name = %s",
+                (name,),
+            )

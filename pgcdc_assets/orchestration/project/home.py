@@ -18,6 +18,7 @@ CONFIG = Path(__file__).with_name("dagster.yaml")
 
 DSN_VARIABLE = "PGCDC_DSN"
 SPARK_VARIABLE = "PGCDC_SPARK_REMOTE"
+STATE_VARIABLE = "PGCDC_STATE"
 # Value of the variable above for an embedded session, even if a server runs.
 EMBEDDED_SPARK = "local"
 EMBEDDED_DATABASE = "shop"
@@ -37,8 +38,12 @@ def project_root() -> Path:
 
 
 def state_folder() -> Path:
-    """Return the folder of the embedded server, the default lake and the default Dagster home."""
-    return project_root() / ".pgcdc"
+    """Return the folder of the embedded server, the default lake and the default Dagster home.
+
+    This is the folder of PGCDC_STATE, else `.pgcdc`.
+    """
+    given = os.environ.get(STATE_VARIABLE, "").strip()
+    return Path(given).expanduser().absolute() if given else project_root() / ".pgcdc"
 
 
 def embedded_data_folder() -> Path:
