@@ -58,6 +58,10 @@ class _Handler(DeltaStorageHandler):
             return super().open_input_file(path)
         return self._client.open_input_file(f"{self._root}/{path}")
 
+    def copy_file(self, src: str, dst: str) -> None:
+        # The method of delta-rs 1.x passes a keyword that its own handler does not have.
+        self._handler.copy_file(src, dst)
+
     def open_output_stream(self, path: str, metadata: dict[str, str] | None = None) -> Any:
         if self._client is None:
             return pa.PythonFile(_Sink(self._handler.open_output_stream(path, metadata)), "w")
