@@ -144,6 +144,7 @@ class SparkResource(dg.ConfigurableResource[None]):
             check_started_for,
             connecting,
             is_on_this_machine,
+            launched,
             runs_embedded,
             set_lake,
             shown,
@@ -166,7 +167,8 @@ class SparkResource(dg.ConfigurableResource[None]):
                 check_started_for(lake.uri)
         with connecting(remote):
             used = config if remote else start_conf(config)
-            session: SparkSession = LazyPySparkResource(spark_config=used).spark_session
+            resource = LazyPySparkResource(spark_config=used)
+            session = launched(lambda: resource.spark_session)
             return set_lake(started(session, config), bucket)
 
     def _chosen_remote(self) -> str | None:

@@ -16,7 +16,7 @@ import atexit
 import os
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import psutil
 from py4j.protocol import Py4JNetworkError
 from pyspark import SparkContext
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import SparkSession as SparkSession
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
@@ -45,6 +45,7 @@ _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 # PySpark sets this variable in a client of a server: its functions then build Connect columns.
 _IN_CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
+_NOT_LAUNCHED = "JAVA_GATEWAY_EXITED"
 _RAW_LITERALS = "spark.sql.parser.escapedStringLiterals"
 
 
@@ -70,7 +71,21 @@ def spark_session(
             builder = builder.remote(remote)
         for key, value in (settings if remote else start_conf(settings)).items():
             builder = builder.config(key, value)
-        return started(_with_escapes(builder.getOrCreate()), settings)
+        return started(_with_escapes(launched(builder.getOrCreate)), settings)
+
+
+def launched(start: Callable[[], SparkSession]) -> SparkSession:
+    """Return a session, whose JVM is launched again if the first launch ends at once.
+
+    PySpark forks this process to launch a JVM. If the process also uses gRPC (a Spark Connect
+    client, Dagster), the fork can end in a handler of gRPC before it becomes a JVM. Seen once.
+    """
+    try:
+        return start()
+    except PySparkRuntimeError as error:
+        if error.getCondition() != _NOT_LAUNCHED:
+            raise
+        return start()
 
 
 def started(session: SparkSession, conf: Mapping[str, str]) -> SparkSession:
