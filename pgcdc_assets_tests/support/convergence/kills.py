@@ -131,8 +131,8 @@ class KilledCaptures:
         assert epoch is not None
         assert end is not None
         oracle = f"{self.slot}_oracle"
-        expected = expected_changes(self.source, oracle, "pub", epoch.start_lsn, end)
-        found = landed_changes(self.zone)
+        expected = _renumber(expected_changes(self.source, oracle, "pub", epoch.start_lsn, end))
+        found = _renumber(landed_changes(self.zone))
         wanted, landed = Counter(map(_text, expected)), Counter(map(_text, found))
         lost, doubled = (wanted - landed).total(), (landed - wanted).total()
         for name, rows, other in (("lost", expected, landed), ("doubled", found, wanted)):
@@ -140,6 +140,8 @@ class KilledCaptures:
                 place = [row[k] for k in ("commit_lsn", "ordinal", "xid", "op", "table")]
                 print(f"{name}: {place}, columns of the row: {len(row['new'] or ())}")
         if not lost and not doubled:
+            for rows in (found, expected):
+                rows.sort(key=lambda row: (row["commit_lsn"], row["op"] == "M"))
             assert list(map(_text, found)) == list(map(_text, expected))
         return len(found), lost, doubled
 
@@ -275,6 +277,22 @@ def _wait(child: int, seconds: float) -> int | None:
             return status
         time.sleep(0.01)
     return None
+
+
+def _renumber(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Number the changes of each transaction, and its logical messages, separately.
+
+    The server sorts the changes of subtransactions by the start of their records, and messages by
+    the end (DecodeLogicalMsgOp). A message and the next record of another subtransaction have the
+    same LSN: with and without streaming, their order differs.
+    """
+    counts: Counter[tuple[int, bool]] = Counter()
+    renumbered = []
+    for row in rows:
+        group = (row["commit_lsn"], row["op"] == "M")
+        renumbered.append(row | {"ordinal": counts[group]})
+        counts[group] += 1
+    return renumbered
 
 
 def _text(row: dict[str, Any]) -> str:
