@@ -76,6 +76,13 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "merge_many": Benchmark(
         "merge_many", "windows of 10 changes in each of 100 tables of 1,000 rows", 12, None, True
     ),
+    "merge_wide": Benchmark(
+        "merge_wide",
+        "10, 100 and 500 tables of 100 rows, of which none, one or five change",
+        2,
+        None,
+        True,
+    ),
     "disk": Benchmark(
         "disk", "40 windows of 20 changes in each of 9 tables of 60,000 rows", 10, None, True
     ),

@@ -37,7 +37,7 @@ from pgcdc_assets.policies import FOLLOW, StepLimit
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.raw.sizes import RowGroups
-from pgcdc_assets.raw.snapshots import Snapshot, SnapshotIdentity
+from pgcdc_assets.raw.snapshots import Snapshot, SnapshotIdentity, group_by_name
 from pgcdc_assets.raw.source_relations import SourceRelations
 from pgcdc_assets.raw.table_ends import TableEnd
 from pgcdc_assets.raw.window_summary import WindowSummary
@@ -156,6 +156,7 @@ def build_tasks(
         kept = [
             snapshot for snapshot in snapshots if snapshot.snapshot_lsn >= floors[snapshot.epoch]
         ]
+    snapshots_of, kept_set = group_by_name(snapshots), set(kept)
     is_bounded = root is not None
     lowest = lowest_watermark(opened, through.epoch)
 
@@ -176,7 +177,8 @@ def build_tasks(
     looks = cache(zone.definitions.read)
     tasks = []
     for table in opened:
-        usable = kept if table.state is None else snapshots
+        own = snapshots_of.get(table.target.name, [])
+        usable = own if table.state is not None else [each for each in own if each in kept_set]
         keyed: list[Snapshot] = []
         if table.is_keyless or table.target.needs_key(table.scd):
             keyed = snapshots_with_key(table.target, usable, relations, table.watermark)
@@ -240,7 +242,7 @@ def build_tasks(
                 compared_bytes=compared_bytes,
                 is_remade=is_remade,
                 waits_for=waits_for,
-                healed_through=_newest_snapshot_lsn(table, plan, snapshots),
+                healed_through=_newest_snapshot_lsn(plan, own),
                 comments=looks(plan.epoch).comments(relation_id),
             )
         )
@@ -307,16 +309,10 @@ def _names(table: OpenedTable, relations: Callable[[int], SourceRelations]) -> N
     return lambda epoch: relations(epoch).names(table.target.name, own)
 
 
-def _newest_snapshot_lsn(table: OpenedTable, plan: Plan, snapshots: Sequence[Snapshot]) -> Lsn:
+def _newest_snapshot_lsn(plan: Plan, own: Sequence[Snapshot]) -> Lsn:
     """Return the LSN of the table's newest snapshot in the plan's epoch; 0 without a snapshot."""
-    return max(
-        (
-            snapshot.snapshot_lsn
-            for snapshot in snapshots
-            if snapshot.name == table.target.name and snapshot.epoch == plan.epoch
-        ),
-        default=_NO_SNAPSHOT,
-    )
+    lsns = [snapshot.snapshot_lsn for snapshot in own if snapshot.epoch == plan.epoch]
+    return max(lsns, default=_NO_SNAPSHOT)
 
 
 def _with_stats(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 
 from pgcdc_assets.errors import RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.raw.newest_versions import NewestVersions
 from pgcdc_assets.raw.scan import data_files, scan
 from pgcdc_assets.raw.table import RawTable
 
@@ -38,6 +39,9 @@ class Epoch:
     created_at: dt.datetime
 
 
+_EPOCHS = NewestVersions[tuple[Epoch, ...]](100)
+
+
 @dataclass(frozen=True)
 class EpochLog:
     """The epochs of one capture.
@@ -52,16 +56,19 @@ class EpochLog:
 
     def all(self) -> list[Epoch]:
         """Return the epochs, oldest first."""
+        return list(_EPOCHS.get(self.table.lake, self.table.uri, self.capture, self._read) or ())
+
+    def _read(self) -> tuple[int, tuple[Epoch, ...]] | None:
         loaded = self.table.load()
         if loaded is None:
-            return []
+            return None
         names = [f.name for f in fields(Epoch)]
         epochs = [
             Epoch(**{**row, "start_lsn": Lsn(row["start_lsn"])})
             for batch in scan(self.table, data_files(loaded), names)
             for row in batch.to_pylist()
         ]
-        return sorted(epochs, key=lambda epoch: epoch.epoch)
+        return loaded.version(), tuple(sorted(epochs, key=lambda epoch: epoch.epoch))
 
     def create_id(self) -> str:
         """Return the identifier of the table, which is created if it does not exist.

@@ -105,6 +105,14 @@ def _complete_snapshots(loaded: DeltaTable, epoch: int | None) -> list[Snapshot]
     return [snapshots[key] for key in sorted(snapshots) if epoch in (None, key[0])]
 
 
+def group_by_name(snapshots: Iterable[Snapshot]) -> dict[TableName, list[Snapshot]]:
+    """Return the snapshots of each table, in the same order."""
+    found: dict[TableName, list[Snapshot]] = {}
+    for snapshot in snapshots:
+        found.setdefault(snapshot.name, []).append(snapshot)
+    return found
+
+
 @dataclass(frozen=True)
 class SnapshotStore:
     """The snapshots of one capture.

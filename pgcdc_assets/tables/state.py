@@ -22,6 +22,7 @@ from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.raw.delta_log import open_delta_table
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.newest_versions import NewestVersions
 from pgcdc_assets.raw.store_errors import explain_store_error
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import folder_name
@@ -37,11 +38,11 @@ from pgcdc_assets.tables.fence import (
     watermark_transactions,
 )
 from pgcdc_assets.tables.properties import KEY
+from pgcdc_assets.tables.row_counts import count_rows, rescued_rows, written_rows
 
 _ATTEMPTS = 5
 
 _INTERVAL, _DEFAULT_INTERVAL = "delta.checkpointInterval", "10"
-_NULL_RESCUED = "null_count._rescued"
 
 
 def table_path(
@@ -59,11 +60,15 @@ def table_path(
 def read_watermark(lake: Lake, name: str, schema: str, table: str, scd: int) -> Position | None:
     """Read the watermark of a table; None before the first merge."""
     path = table_path(lake, name, schema, table, scd)
-    found = open_table(lake, path)
-    if found is None:
-        return None
+
+    def read() -> tuple[int, Position | None] | None:
+        found = open_table(lake, path)
+        if found is None:
+            return None
+        return found.version(), read_position(RawZone(lake, name), found, path)
+
     with explain_read_errors(path):
-        return read_position(RawZone(lake, name), found, path)
+        return _POSITIONS.get(lake, path, name, read)
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,7 @@ class ScdState:
     @property
     def is_empty(self) -> bool:
         """Whether the files have no rows, deleted rows included."""
-        return _written_rows(self.files) == 0
+        return written_rows(self.files) == 0
 
     @property
     def is_keyless(self) -> bool:
@@ -115,7 +120,7 @@ class ScdState:
     @property
     def rescued(self) -> dict[str, int | None]:
         """The number of rows with rescued values by file; None without statistics."""
-        return _rescued_rows(self.files)
+        return rescued_rows(self.files)
 
 
 def read_scd_state(lake: Lake, name: str, path: str) -> ScdState | None:
@@ -124,11 +129,16 @@ def read_scd_state(lake: Lake, name: str, path: str) -> ScdState | None:
     Raises:
         TableDamaged: files of the log are missing or truncated.
     """
-    table = open_table(lake, path)
-    if table is None:
-        return None
+
+    def read() -> tuple[int | None, ScdState] | None:
+        table = open_table(lake, path)
+        if table is None:
+            return None
+        state = _read_state(lake, name, path, table)
+        return table.version() if state.files.num_rows <= _MOST_FILES else None, state
+
     with explain_read_errors(path):
-        return _read_state(lake, name, path, table)
+        return _STATES.get(lake, path, name, read)
 
 
 def _read_state(lake: Lake, name: str, path: str, table: DeltaTable) -> ScdState:
@@ -144,11 +154,17 @@ def _read_state(lake: Lake, name: str, path: str, table: DeltaTable) -> ScdState
         columns=tuple(field.name for field in table.schema().fields),
         schema=table.schema().to_json(),
         description=metadata.description or "",
-        row_count=_row_count(_written_rows(files), vectors),
+        row_count=count_rows(written_rows(files), vectors),
         has_deletion_vectors=vectors.num_rows > 0,
         files=files,
         table=table,
     )
+
+
+_POSITIONS = NewestVersions[Position | None](20_000)
+_STATES = NewestVersions[ScdState](2_000)
+# Of a state that is kept in memory.
+_MOST_FILES = 1_000
 
 
 def next_step(zone: RawZone, state: ScdState | None, epoch: int, watermark: Lsn) -> Step:
@@ -366,25 +382,3 @@ def read_position(zone: RawZone, table: DeltaTable, path: str) -> Position | Non
     epochs = range(1, (newest.epoch if newest else 1) + 1)
     watermarks = read_watermarks(zone, table, path, epochs)
     return max((Position(*mark) for mark in watermarks.items()), default=None)
-
-
-def _written_rows(files: pa.Table) -> int | None:
-    """Count the rows of the files, deleted rows included."""
-    counts = files.column("num_records")
-    return None if counts.null_count else int(pc.sum(counts).as_py() or 0)
-
-
-def _rescued_rows(files: pa.Table) -> dict[str, int | None]:
-    paths = files.column("path").to_pylist()
-    if _NULL_RESCUED not in files.column_names:
-        return dict.fromkeys(paths)
-    counts = pc.subtract(files.column("num_records"), files.column(_NULL_RESCUED))
-    return dict(zip(paths, counts.to_pylist(), strict=True))
-
-
-def _row_count(written: int | None, vectors: pa.Table) -> int | None:
-    if not written:
-        return written
-    kept = vectors.column("selection_vector").combine_chunks()
-    hidden = pc.sum(pc.invert(pc.list_flatten(kept))).as_py()
-    return written - int(hidden or 0)
