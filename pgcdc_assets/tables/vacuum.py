@@ -39,7 +39,7 @@ SMALL_TABLE_BYTES = 1024**3
 LONGEST_KEEP_HOURS = 24.0
 # The log of a table without a list may cover months.
 _MOST_COMMITS = 1000
-# A merge writes two versions, so one of five merges checks for files to delete.
+# A merge writes one or two versions, so about one of five merges checks for files to delete.
 _EVERY, _LOOKS_AT = 10, (0, 1)
 
 _FOLDER, _FILE = "_pgcdc", "replaced_files.json"

@@ -58,7 +58,7 @@ def test_the_figures_of_a_merge_of_several_windows_are_shown_once(
 
 
 def merge_some(orchestrated: Orchestrated, merges: int) -> list[dg.ExecuteInProcessResult]:
-    """Change and merge table b `count` times."""
+    """Change and merge table b as often as `merges` says."""
     results = []
     for number in range(merges):
         orchestrated.commit(f"insert into b values ({number}, 1)")
@@ -80,9 +80,9 @@ def test_merges_delete_files_that_they_replaced(
     monkeypatch.setattr(vacuum, "MINIMUM_BYTES", 0)
     monkeypatch.setattr(RetentionPolicy, "keep_hours", property(lambda _: 0.0))
     orchestrated.copy()
-    assert all(result.success for result in merge_some(orchestrated, 7))
-    # Each merge rewrites one file, and one of five merges deletes. Without it seven files remain.
-    assert files_of_b(orchestrated) < 7
+    assert all(result.success for result in merge_some(orchestrated, 11))
+    # Each merge rewrites one file, and two of ten versions delete. Without it eleven files remain.
+    assert files_of_b(orchestrated) < 11
     assert orchestrated.equals_source("b")
 
 
