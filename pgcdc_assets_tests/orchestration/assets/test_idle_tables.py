@@ -35,7 +35,7 @@ def merge(wide: Orchestrated) -> dg.ExecuteInProcessResult:
 
 def materialized(result: dg.ExecuteInProcessResult) -> set[str]:
     """Return the names of the materialised tables."""
-    return {event.asset_key.path[-1] for event in result.get_asset_materialization_events()}
+    return set(versions(result))
 
 
 def versions(result: dg.ExecuteInProcessResult) -> dict[str, str]:
@@ -43,6 +43,7 @@ def versions(result: dg.ExecuteInProcessResult) -> dict[str, str]:
     return {
         event.asset_key.path[-1]: (event.materialization.tags or {})["dagster/data_version"]
         for event in result.get_asset_materialization_events()
+        if event.asset_key is not None
     }
 
 
