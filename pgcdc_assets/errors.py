@@ -186,11 +186,6 @@ class SlotLost(SlotUnusable):
             "the primary removed catalog rows that decoding on this standby needs",
             "set hot_standby_feedback = on on the standby",
         ),
-        "conflicting": (
-            "the primary removed catalog rows that decoding on this standby needs, or wal_level of "
-            "the primary was lowered",
-            "set hot_standby_feedback = on on the standby",
-        ),
         "wal_level_insufficient": (
             "wal_level of the primary was lowered",
             "keep wal_level at logical",

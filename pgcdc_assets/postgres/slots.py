@@ -49,7 +49,7 @@ select s.slot_name, s.plugin, s.slot_type, s.database, s.temporary, s.active_pid
        s.restart_lsn::text, s.confirmed_flush_lsn::text, s.wal_status, s.safe_wal_size,
        coalesce(
          to_jsonb(s) ->> 'invalidation_reason',
-         case to_jsonb(s) ->> 'conflicting' when 'true' then 'conflicting' end
+         case to_jsonb(s) ->> 'conflicting' when 'true' then 'rows_removed' end
        ),
        (to_jsonb(s) ->> 'inactive_since')::timestamptz,
        age(s.catalog_xmin),
@@ -108,8 +108,8 @@ class SlotStatus:
         confirmed_flush_lsn: where decoding resumes.
         safe_wal_size: WAL bytes that the server can write before the slot may be lost; None
             without a limit.
-        invalidation_reason: cause of a lost slot, PG 17 and newer; `conflicting` in PG 16, if the
-            cause is a conflict with recovery.
+        invalidation_reason: cause of a lost slot, PG 17 and newer. In PG 16, `rows_removed` for
+            each conflict with recovery, also for a lowered wal_level.
         two_phase: the server sends transactions as soon as they are prepared. False in PG 14,
             whose pgoutput ignores the slot's `two_phase`.
         is_synced: a standby's copy of a slot of the primary, PG 17 and newer.

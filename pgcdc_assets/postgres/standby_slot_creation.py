@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # Without a connection to the primary, a few intervals of its background writer.
 _SHORTEST_LIMIT_SECONDS = 60.0
 _RECORD_SECONDS = 0.5
+_CANCEL_SECONDS = 0.1
 
 _LOG = "select pg_catalog.pg_log_standby_snapshot()"
 _REMEDY = (
@@ -103,11 +104,11 @@ class StandbyCreation:
                 self._write_records(primary, done, end)
         except Exception as error:
             self._failure = error
-        if done.is_set():
-            return
-        self._is_over = True
-        with contextlib.suppress(psycopg2.Error):
-            self._connection.cancel()
+        # Repeated: a cancel before the command has begun has no effect.
+        while not done.wait(_CANCEL_SECONDS):
+            self._is_over = True
+            with contextlib.suppress(psycopg2.Error):
+                self._connection.cancel()
 
     def _write_records(
         self, primary: ConnectionSettings, done: threading.Event, end: float
