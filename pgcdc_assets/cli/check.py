@@ -97,11 +97,23 @@ def check_capture(
             pass
     with query_connection(settings, "check") as conn:
         relations = published_relations(conn, capture.publication)
+        findings += _check_source(conn, capture, zone)
         findings += check_options(conn, capture.slot_policy, capture.stream)
         findings += check_slot_primary(conn, settings, capture.slot)
         findings += check_source_writes(conn, capture, zone)
     folders = check_folders(zone.lake, capture.table_names)
     return [*findings, *apart, *check_columns(relations, capture.tables, known), *folders]
+
+
+def _check_source(conn: Connection, capture: CdcCapture, zone: RawZone) -> Iterator[Finding]:
+    """Check that the raw zone was filled from this slot, database and cluster."""
+    server = read_server_identity(conn)
+    try:
+        zone.epochs.check_source(
+            slot=capture.slot, database=server.database, system_identifier=server.system_identifier
+        )
+    except DefiniteError as error:
+        yield Finding("source", "error", str(error))
 
 
 def check_source_writes(conn: Connection, capture: CdcCapture, zone: RawZone) -> Iterator[Finding]:
