@@ -90,10 +90,8 @@ class SlotWalStatus(enum.StrEnum):
     @classmethod
     def of(cls, text: str | None) -> SlotWalStatus:
         """Read the server's word; a word of a later version, or none, is unknown."""
-        try:
-            return cls(text or "unknown")
-        except ValueError:
-            return cls.UNKNOWN
+        known = {str(status): status for status in cls}
+        return known.get(text or "", cls.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,70 @@
+"""Partitions that the source detaches or drops, in each kind of table in the lake."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.tables.state import table_path
+from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
+
+_TABLES = "; ".join(
+    f"create table {root} (id int primary key, v text) partition by range (id);"
+    f"create table {root}_old partition of {root} for values from (0) to (10);"
+    f"create table {root}_older partition of {root} for values from (10) to (20);"
+    f"create table {root}_new partition of {root} for values from (20) to (30);"
+    f"insert into {root} values (1, 'a'), (11, 'b'), (21, 'c')"
+    for root in ("p", "kept")
+)
+
+
+def test_rows_of_a_detached_partition_are_removed_or_kept_by_the_kind_of_table(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    """E3: SCD1 removes them, soft deletes keep and mark them, and SCD2 keeps ended versions."""
+    database = orchestrated.database
+    database.execute(_TABLES)
+    database.execute(
+        "drop publication pub;"
+        "create publication pub for table p, kept with (publish_via_partition_root = true)"
+    )
+    tables = (
+        CdcTable("public", "p", scd=(1, 2)),
+        CdcTable("public", "kept", soft_deletes=True),
+    )
+    capture = replace(orchestrated.capture, tables=tables)
+    pipeline = Orchestrated(database, orchestrated.lake, orchestrated.instance, capture)
+    pipeline.sync()
+
+    def ids(table: str, scd: int, where: str = "true") -> list[int]:
+        path = table_path(orchestrated.lake, NAME, "public", table, scd)
+        found = spark.read.format("delta").load(path).where(where).select("id").collect()
+        return sorted(row.id for row in found)
+
+    assert ids("p", 1) == ids("p", 2, "_is_current") == ids("kept", 1) == [1, 11, 21]
+    for root in ("p", "kept"):
+        pipeline.commit(f"alter table {root} detach partition {root}_old")
+        pipeline.commit(f"drop table {root}_older")
+        pipeline.commit(f"update {root} set v = 'd' where id = 21")
+    # Nothing of the detached partition is read any more.
+    pipeline.commit("delete from p_old; delete from kept_old")
+    pipeline.sync()
+
+    assert ids("p", 1) == [21]
+    assert ids("p", 2, "_is_current") == [21]
+    assert ids("p", 2, "not _is_current and v in ('a', 'b')") == [1, 11]
+    assert ids("kept", 1, "not _deleted") == [21]
+    assert ids("kept", 1, "_deleted") == [1, 11]
+    assert pipeline.equals_source("p")
+    details = [
+        event.detail
+        for event in pipeline.zone.schema_events.read()
+        if event.change.value == "partition_detached"
+    ]
+    assert len(details) == 2
+    assert all("_old" in detail and "_older" in detail for detail in details)
