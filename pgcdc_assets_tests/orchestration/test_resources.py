@@ -38,3 +38,26 @@ def test_a_standby_for_copies_is_named_by_an_environment_variable(
     assert (standby.conninfo, standby.name, standby.lock_timeout_ms) == ("host=standby", "shop", 7)
     with pytest.raises(ConfigurationError, match=r"snapshot\.dsn_env must name"):
         SnapshotPolicy(dsn_env=" ")
+
+
+def test_the_primary_of_a_source_on_a_standby_is_named_by_an_environment_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """B17: the settings of the source have its primary, and those of other servers have not."""
+    postgres = PostgresResource(
+        capture="shop", conninfo="host=source", primary_dsn_env="SHOP_PRIMARY", lock_timeout_ms=7
+    )
+    monkeypatch.delenv("SHOP_PRIMARY", raising=False)
+    with pytest.raises(ConfigurationError, match=r"^primary_dsn_env names .* SHOP_PRIMARY, which"):
+        postgres.settings()
+    monkeypatch.setenv("SHOP_PRIMARY", "host=primary password=secret")
+    settings = postgres.settings()
+    assert settings.primary is not None
+    assert (settings.conninfo, settings.primary.primary) == ("host=source", None)
+    assert settings.primary.conninfo == "host=primary password=secret"
+    assert (settings.primary.variable, settings.primary.lock_timeout_ms) == ("SHOP_PRIMARY", 7)
+    assert "secret" not in repr(settings)
+    monkeypatch.setenv("SHOP_STANDBY", "host=standby")
+    standby = postgres.standby_settings(SnapshotPolicy(dsn_env="SHOP_STANDBY"))
+    assert standby is not None
+    assert (standby.conninfo, standby.primary) == ("host=standby", None)

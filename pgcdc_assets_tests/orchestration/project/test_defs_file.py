@@ -228,6 +228,7 @@ def test_an_undefined_template_is_named(tmp_path: Path) -> None:
 def test_every_documented_setting_is_accepted(tmp_path: Path) -> None:
     settings = """  slot: other
   dsn_env: SHOP_DSN
+  primary_dsn_env: SHOP_PRIMARY_DSN
   lake: /data/lake
   storage_options: {region: eu}
   spark_remote: null
@@ -246,7 +247,9 @@ def test_every_documented_setting_is_accepted(tmp_path: Path) -> None:
       without_key: log
 """
     written(tmp_path, GOOD + settings)
-    capture = find_captures(load_defs_folders([tmp_path / "defs"]))["shop"].capture
+    loaded = find_captures(load_defs_folders([tmp_path / "defs"]))["shop"]
+    capture = loaded.capture
+    assert loaded.postgres.primary_dsn_env == "SHOP_PRIMARY_DSN"
     assert [str(table.name) for table in capture.tables] == ["shop.orders", '"a.b"."Order Lines"']
     assert capture.windows.max_age_seconds == 0.5
 
