@@ -30,11 +30,12 @@ def test_a_virtual_column_is_in_neither_copy_nor_stream(capturing: Capturing, op
     execute("update t set a = 9 where id = 2")
     capturing.capture()
     columns = "id::text, a::text, thrice::text, v" if option else "id::text, a::text, v"
-    first = [["1", "5", "15", "copied"], ["2", None, None, "null"]]
+    first: list[list[str | None]] = [["1", "5", "15", "copied"], ["2", None, None, "null"]]
     if not option:
         first = [[row[0], row[1], row[3]] for row in first]
     assert copied == first
-    source = [list(row) for row in capturing.database.query(f"select {columns} from t order by 1")]
+    rows: list[tuple[str, ...]] = capturing.database.query(f"select {columns} from t order by 1")
+    source = [list(row) for row in rows]
     assert sorted(capturing.texts("t"), key=lambda row: str(row[0])) == source
     assert shown(poll(capturing)) == []
     execute("alter table t drop twice; update t set a = 10 where id = 3")
