@@ -19,6 +19,7 @@ from pgcdc_assets.postgres.connection import ConnectionSettings, query_connectio
 from pgcdc_assets.postgres.preflight.heartbeat import check_heartbeat
 from pgcdc_assets.postgres.preflight.options import check_options
 from pgcdc_assets.postgres.preflight.run import Finding, run_preflight
+from pgcdc_assets.postgres.preflight.slot_primary import check_slot_primary
 from pgcdc_assets.postgres.preflight.snapshot_standby import check_snapshot_standby
 from pgcdc_assets.postgres.slots import read_server_identity, read_slot_status
 from pgcdc_assets.postgres.timelines import check_timeline, server_timeline
@@ -96,10 +97,23 @@ def check_capture(
             pass
     with query_connection(settings, "check") as conn:
         relations = published_relations(conn, capture.publication)
+        findings += _check_source(conn, capture, zone)
         findings += check_options(conn, capture.slot_policy, capture.stream)
+        findings += check_slot_primary(conn, settings, capture.slot)
         findings += check_source_writes(conn, capture, zone)
     folders = check_folders(zone.lake, capture.table_names)
     return [*findings, *apart, *check_columns(relations, capture.tables, known), *folders]
+
+
+def _check_source(conn: Connection, capture: CdcCapture, zone: RawZone) -> Iterator[Finding]:
+    """Check that the raw zone was filled from this slot, database and cluster."""
+    server = read_server_identity(conn)
+    try:
+        zone.epochs.check_source(
+            slot=capture.slot, database=server.database, system_identifier=server.system_identifier
+        )
+    except DefiniteError as error:
+        yield Finding("source", "error", str(error))
 
 
 def check_source_writes(conn: Connection, capture: CdcCapture, zone: RawZone) -> Iterator[Finding]:

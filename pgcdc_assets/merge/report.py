@@ -27,6 +27,8 @@ class MergeReport:
         source_name: the table's name at the source in the newest folded change or snapshot; None
             without one.
         names: all names under which the folded changes arrived.
+        has_committed: the merge may have written to the table; false for a table without changes
+            whose watermark was not recorded.
         is_remade: the folder held data files and no log, and the table was built again from raw.
         waits_for: the schema changes for whose snapshot the table waits at its watermark; empty if
             the table does not wait.
@@ -53,6 +55,7 @@ class MergeReport:
     waits_for: str = ""
     source_name: TableName | None = None
     names: frozenset[TableName] = frozenset()
+    has_committed: bool = True
 
     @property
     def name(self) -> TableName:
@@ -77,6 +80,7 @@ class MergeReport:
             is_remade=self.is_remade,
             source_name=later.source_name or self.source_name,
             names=self.names | later.names,
+            has_committed=self.has_committed or later.has_committed,
         )
 
 

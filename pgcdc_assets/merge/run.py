@@ -51,8 +51,10 @@ from pgcdc_assets.tables.state import (
 )
 
 # The recorded watermark of a table without changes may fall behind by this many windows, whose
-# records the next merge reads.
+# records the next merge reads. With hundreds of tables a merge would record more watermarks than
+# changes, so the number grows with the tables.
 IDLE_WINDOWS = 10
+_TABLES_TO_RECORD = 5
 # How long a canceled query may take to end before the session is asked again.
 _SECONDS_TO_CANCEL = 0.2
 _POSITION = {1: LSN, 2: VALID_FROM_LSN}
@@ -82,11 +84,12 @@ def merge_tables(
         limit: of one commit; further commits fold the remaining changes.
     """
     busy: list[MergeTask] = []
+    idle_windows = max(IDLE_WINDOWS, len(targets) // _TABLES_TO_RECORD)
     for task in build_tasks(zone, targets, through, root, limit=limit):
         if isinstance(task, MergeFailure):
             yield task
         elif task.is_idle and find_changes(task) is None:
-            yield _guarded(task, lambda idle: report_idle(zone, idle))
+            yield _guarded(task, lambda idle: report_idle(zone, idle, idle_windows))
         else:
             busy.append(task)
     if busy:
@@ -273,15 +276,21 @@ def _guarded(
         return MergeFailure(*task.name, explain(task, error, session))
 
 
-def report_idle(zone: RawZone, task: MergeTask) -> MergeReport:
-    """Report a table without changes; not every call records the watermark."""
-    plan = task.plan
-    if plan.end > plan.start and (plan.recorded_changes or len(plan.windows) >= IDLE_WINDOWS):
+def report_idle(zone: RawZone, task: MergeTask, idle_windows: int = IDLE_WINDOWS) -> MergeReport:
+    """Report a table without changes; not every call records the watermark.
+
+    Args:
+        idle_windows: the watermark is recorded if it is this many windows behind.
+    """
+    plan, has_committed = task.plan, True
+    if plan.end > plan.start and (plan.recorded_changes or len(plan.windows) >= idle_windows):
         advance_watermark(
             zone, task.path, Position(plan.epoch, plan.start), Position(plan.epoch, plan.end)
         )
     elif task.state is not None and not task.state.is_watermark_recorded:
         record_watermark(zone, task.path)
+    else:
+        has_committed = False
     return MergeReport(
         *task.name,
         task.scd,
@@ -292,6 +301,7 @@ def report_idle(zone: RawZone, task: MergeTask) -> MergeReport:
         row_count=task.state.row_count if task.state is not None else None,
         seconds=time.monotonic() - task.started,
         waits_for=task.waits_for,
+        has_committed=has_committed,
     )
 
 

@@ -1,12 +1,15 @@
 """Data versions of SCD assets, by which Dagster recognises merges without changes.
 
-A merge materialises its windows for every table of the run, also for unchanged tables. Dagster
+A merge materialises its windows for every table of the run, also for unchanged tables, except in a
+wide publication (`assets/idle_tables.py`). Dagster
 compares the data versions of one partition, and each window is another partition. So the first data
 version of a window always counts as a change, except for the empty version. A merge that did not
 change a table therefore has the empty version.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import dagster as dg
 from dagster._core.definitions.data_version import DATA_VERSION_TAG
@@ -23,7 +26,22 @@ def find_shown_through(instance: dg.DagsterInstance, key: dg.AssetKey) -> LsnWin
 
     A range run reports its partitions in no order, so the newest window is in the metadata.
     """
-    entry = instance.get_latest_materialization_event(key)
+    return _through(instance.get_latest_materialization_event(key))
+
+
+def read_shown_windows(
+    instance: dg.DagsterInstance, keys: Sequence[dg.AssetKey]
+) -> dict[dg.AssetKey, LsnWindow]:
+    """Return the newest window of each table's newest merge, by one query for all tables."""
+    found = {}
+    for record in instance.get_asset_records(keys):
+        through = _through(record.asset_entry.last_materialization)
+        if through is not None:
+            found[record.asset_entry.asset_key] = through
+    return found
+
+
+def _through(entry: dg.EventLogEntry | None) -> LsnWindow | None:
     event = entry.asset_materialization if entry is not None else None
     through = event.metadata.get(THROUGH_METADATA) if event is not None else None
     return LsnWindow.parse(str(through.value)) if through is not None else None

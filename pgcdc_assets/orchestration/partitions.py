@@ -73,6 +73,16 @@ def find_shown_windows(windows: Sequence[LsnWindow], asset_count: int) -> Sequen
     return windows[-max(1, MAX_MATERIALIZATIONS // max(1, asset_count)) :]
 
 
+def read_summaries(zone: RawZone, windows: Sequence[LsnWindow]) -> list[WindowSummary]:
+    """Read the summaries of windows from the raw zone."""
+    wanted = set(windows)
+    found: list[WindowSummary] = []
+    for epoch in sorted({window.epoch for window in windows}):
+        first = min(window.start for window in windows if window.epoch == epoch)
+        found += zone.changes.windows(epoch, first)
+    return [summary for summary in found if summary.window in wanted]
+
+
 def build_range_tags(first: str, last: str) -> dict[str, str]:
     """Return the tags of a run that covers all partitions from one key through another."""
     return dict(zip(RANGE_TAGS, (first, last), strict=True))

@@ -17,12 +17,13 @@ import dagster as dg
 from pgcdc_assets.errors import PgcdcError, SchemaChangeError, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge import MergeFailure, MergeReport
+from pgcdc_assets.orchestration.assets.idle_tables import IdleTables
 from pgcdc_assets.orchestration.checks.invariants import INVARIANTS, MergeChecks, invariant_spec
 from pgcdc_assets.orchestration.checks.raw import evaluation_of
 from pgcdc_assets.orchestration.data_versions import data_version, version_tags
 from pgcdc_assets.orchestration.metadata import REMADE, MergeMetadata, table_metadata
 from pgcdc_assets.orchestration.names import Names, StepKeys
-from pgcdc_assets.orchestration.partitions import find_shown_windows
+from pgcdc_assets.orchestration.partitions import find_shown_windows, read_summaries
 from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
 from pgcdc_assets.orchestration.runs.claims import claimed_step
 from pgcdc_assets.orchestration.runs.failures import dagster_failures, raise_failed
@@ -137,6 +138,7 @@ class _Rounds:
         self._by_name = {(t.schema, t.table, scd): (t, scd) for t, scd in self.specs}
         self._selected = [places[key] for key in context.selected_asset_keys]
         self._copied = self._copied_tables()
+        self._idle = IdleTables.of(context)
 
     def merge(self, windows: Sequence[LsnWindow], *, is_first: bool = True) -> Iterator[Any]:
         """Merge the selected tables through the newest of the windows, and check the changed rows.
@@ -147,7 +149,7 @@ class _Rounds:
         """
         through = windows[-1]
         checked = self._checks()
-        recorded = self._recorded(windows)
+        recorded = read_summaries(self.zone, windows)
         copied = self._being_copied()
         self.failures += map(_held_back, sorted(copied, key=lambda table: table.qualified_name))
         places = [place for place in self._selected if place[0] not in copied]
@@ -233,7 +235,7 @@ class _Rounds:
                 metadata = {"waits_for": report.waits_for, "watermark": str(mark)}
                 yield dg.AssetObservation(key, metadata=metadata)
         self.waiting[place] = report.waits_for
-        if not shown:
+        if not shown or self._idle.is_left_out(key, report, shown[-1], is_first=is_first):
             return
         through = shown[-1]
         merged = MergeMetadata.of(report, through, recorded)
@@ -297,15 +299,6 @@ class _Rounds:
                 yield result
             else:
                 yield evaluation_of(result, self.through)
-
-    def _recorded(self, windows: Sequence[LsnWindow]) -> list[WindowSummary]:
-        """Read the summaries of windows from the raw zone."""
-        wanted = set(windows)
-        found: list[WindowSummary] = []
-        for epoch in sorted({window.epoch for window in windows}):
-            first = min(window.start for window in windows if window.epoch == epoch)
-            found += self.zone.changes.windows(epoch, first)
-        return [summary for summary in found if summary.window in wanted]
 
     def check_only(self) -> Iterator[Result]:
         """Evaluate the selected checks without a merge."""

@@ -1,0 +1,126 @@
+"""An upgrade of the server by pg_upgrade begins a new epoch, and loses nothing (H11).
+
+From Postgres 17 on, pg_upgrade keeps slots. The tests have pg_upgrade for 16 and 18, so that an
+upgrade from 18 to 18 shows the slots.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.capture.epoch import renew_epoch
+from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.cli.check import check_capture
+from pgcdc_assets.demo.programs import run_program
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.errors import RawZoneError
+from pgcdc_assets.local import free_port
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets_tests.support.captures import Capturing
+from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.handover import copied_rows
+from pgcdc_assets_tests.support.servers import SETTINGS
+
+pytestmark = [pytest.mark.postgres, pytest.mark.slow]
+
+SLOT = "pgcdc_upgraded"
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that the user of the servers may write to."""
+    found = Path(tempfile.mkdtemp(prefix="pgcdc-test-upgrade-"))
+    yield found
+    found.rmdir()
+
+
+def _create(server: EmbeddedServer, *options: str) -> None:
+    """Create an empty cluster, which is not started."""
+    server._make_folders()
+    status, said = run_program(
+        server.bin_dir / "initdb",
+        *("--auth=trust", "--encoding=UTF8", "--locale=C", "--username=postgres", "--no-sync"),
+        *("--pgdata", str(server.data_dir), *options),
+    )
+    assert status == 0, said
+    with (server.data_dir / "postgresql.conf").open("a") as file:
+        file.write("\ninclude = 'pgcdc.conf'\n")
+    server._write_settings(free_port())
+
+
+def _upgrade(old: EmbeddedServer, new: EmbeddedServer) -> None:
+    """Upgrade a stopped cluster."""
+    # It writes to the current folder.
+    command = (
+        f"cd {new.data_dir} && exec {new.bin_dir}/pg_upgrade --no-sync -U postgres "
+        f"-b {old.bin_dir} -B {new.bin_dir} -d {old.data_dir} -D {new.data_dir} "
+        f"-p {free_port()} -P {free_port()} -s {new.data_dir}"
+    )
+    status, said = run_program(Path("/bin/sh"), "-c", command)
+    assert status == 0, said
+
+
+def _capturing(server: EmbeddedServer, zone: RawZone) -> Capturing:
+    database = Database(server, "postgres")
+    return Capturing(database, zone, SLOT, database.conninfo)
+
+
+@pytest.mark.parametrize(("before", "after"), [(16, 18), (18, 18)])
+def test_after_an_upgrade_a_new_epoch_has_all_rows(
+    folder: Path, zone: RawZone, before: int, after: int
+) -> None:
+    """H11: the slot is kept or not, the writers pause, and the LSNs of two epochs differ."""
+    settings = {**SETTINGS, "autovacuum": "off"}
+    old = EmbeddedServer(folder / "old", before, settings)
+    new = EmbeddedServer(folder / "new", after, settings)
+    try:
+        old.start()
+        source = _capturing(old, zone)
+        source.database.execute("create table t (id int primary key, note text)")
+        source.database.execute("create publication pub for table t")
+        source.database.execute("insert into t select i, 'first' from generate_series(1, 50) i")
+        snapshot_tables(source.settings, zone, SLOT, "pub")
+        source.database.execute("update t set note = 'second' where id <= 10")
+        source.capture()
+        # pg_upgrade keeps a slot whose transactions are all confirmed, empty ones as well.
+        end = Lsn.parse(source.database.value("select pg_current_wal_flush_lsn()::text"))
+        source.capture(LsnWindow.of(1, source.captured_through(), end))
+        old.stop()
+
+        # 16 creates clusters without checksums, and both clusters must agree.
+        _create(new, *(["--no-data-checksums"] if before < 18 else []))
+        _upgrade(old, new)
+        new.start()
+        upgraded = _capturing(new, zone)
+        slots = upgraded.database.query("select slot_name from pg_replication_slots")
+        assert slots == ([(SLOT,)] if before >= 17 else [])
+
+        capture = CdcCapture("test", "pub", (CdcTable("public", "t"),), slot=SLOT)
+        findings = check_capture(upgraded.settings, capture, zone)
+        assert [each.code for each in findings if each.severity == "error"] == ["source"]
+        with pytest.raises(RawZoneError, match="pgcdc renew"):
+            upgraded.capture()
+        renewed = renew_epoch(upgraded.settings, zone, SLOT, "pub")
+        assert (renewed.epoch, renewed.server_version // 10000) == (2, after)
+        [report] = snapshot_tables(upgraded.settings, zone, SLOT, "pub")
+        assert report.row_count == 50
+        copied = copied_rows(zone, "t", report.snapshot_lsn)
+        assert sum(note == "second" for _, note in copied) == 10
+
+        upgraded.database.execute("delete from t where id = 1")
+        start = upgraded.captured_through()
+        upgraded.capture(LsnWindow.of(2, start, upgraded.flush_lsn()))
+        assert "source" not in {
+            each.code for each in check_capture(upgraded.settings, capture, zone)
+        }
+        order = [(row["epoch"], row["op"]) for row in upgraded.rows() if row["table"]]
+        assert order == [(1, "U")] * 10 + [(2, "D")]
+    finally:
+        old.remove()
+        new.remove()
