@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -141,6 +142,33 @@ def test_a_snapshot_of_the_server_ends_at_the_age_in_transactions(
     assert f"{seen[2].age.transactions} transactions old" in str(seen[2])
     assert report.age is not None
     assert report.age.transactions < 60
+
+
+def test_vacuum_removes_rows_between_two_snapshots_of_a_run(
+    database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C15: rows that are deleted while the first snapshot is held stay until it is released."""
+    database.execute(TABLE.format(rows=400))
+    removed: list[int] = []
+
+    def vacuum() -> None:
+        with database.connect() as conn:
+            with conn.cursor() as cursor:
+                cursor.execute("vacuum (verbose) t")
+            (count,) = re.findall(r"tuples: (\d+) removed", "".join(conn.notices))[:1]
+            removed.append(int(count))
+
+    def delete() -> None:
+        database.execute("delete from t where id <= 50")
+        for _ in range(70):
+            database.value("select pg_current_xact_id()")
+        vacuum()
+
+    act_before_range(monkeypatch, delete)
+    act_before_range(monkeypatch, vacuum, number=4)
+    report = copy_t(database, zone, policy=SnapshotPolicy(1, 4 * PAGE, max_xmin_age=60))
+    assert is_exact(database, zone, report)
+    assert removed == [0, 50]
 
 
 def test_the_age_of_a_held_snapshot_is_that_of_the_oldest_session(database: Database) -> None:

@@ -1,0 +1,43 @@
+"""Generated columns: copy and stream have the same columns."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets_tests.capture.test_schema_watch import poll, shown
+from pgcdc_assets_tests.support.captures import Capturing
+from pgcdc_assets_tests.support.handover import copied_rows
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.mark.parametrize("option", ["", " with (publish_generated_columns = stored)"])
+def test_a_virtual_column_is_in_neither_copy_nor_stream(capturing: Capturing, option: str) -> None:
+    """F12: a stored column is in both if the publication has it, and the ordinary columns stay."""
+    if int(capturing.database.value("show server_version_num")) < 180000:
+        pytest.skip("virtual columns are of Postgres 18")
+    capturing.database.execute(
+        "create table t (id int primary key, twice int generated always as (a * 2) virtual,"
+        " a int, thrice int generated always as (a * 3) stored, v text);"
+        "insert into t (id, a, v) values (1, 5, 'copied'), (2, null, 'null');"
+        f"create publication pub for table t{option}"
+    )
+    [report] = snapshot_tables(capturing.settings, capturing.zone, capturing.slot, "pub")
+    copied = sorted(copied_rows(capturing.zone, "t", report.snapshot_lsn))
+    execute = capturing.database.execute
+    execute("insert into t (id, a, v) values (3, 7, 'streamed'); update t set a = 8 where id = 1")
+    execute("update t set a = 9 where id = 2")
+    capturing.capture()
+    columns = "id::text, a::text, thrice::text, v" if option else "id::text, a::text, v"
+    first: list[list[str | None]] = [["1", "5", "15", "copied"], ["2", None, None, "null"]]
+    if not option:
+        first = [[row[0], row[1], row[3]] for row in first]
+    assert copied == first
+    rows: list[tuple[str, ...]] = capturing.database.query(f"select {columns} from t order by 1")
+    source = [list(row) for row in rows]
+    assert sorted(capturing.texts("t"), key=lambda row: str(row[0])) == source
+    assert shown(poll(capturing)) == []
+    execute("alter table t drop twice; update t set a = 10 where id = 3")
+    capturing.capture()
+    assert capturing.texts("t")[-1] == [*(["3", "10", "30"] if option else ["3", "10"]), "streamed"]
