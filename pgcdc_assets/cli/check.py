@@ -19,6 +19,7 @@ from pgcdc_assets.postgres.connection import ConnectionSettings, query_connectio
 from pgcdc_assets.postgres.preflight.heartbeat import check_heartbeat
 from pgcdc_assets.postgres.preflight.options import check_options
 from pgcdc_assets.postgres.preflight.run import Finding, run_preflight
+from pgcdc_assets.postgres.preflight.slot_primary import check_slot_primary
 from pgcdc_assets.postgres.preflight.snapshot_standby import check_snapshot_standby
 from pgcdc_assets.postgres.slots import read_server_identity, read_slot_status
 from pgcdc_assets.postgres.timelines import check_timeline, server_timeline
@@ -97,6 +98,7 @@ def check_capture(
     with query_connection(settings, "check") as conn:
         relations = published_relations(conn, capture.publication)
         findings += check_options(conn, capture.slot_policy, capture.stream)
+        findings += check_slot_primary(conn, settings, capture.slot)
         findings += check_source_writes(conn, capture, zone)
     folders = check_folders(zone.lake, capture.table_names)
     return [*findings, *apart, *check_columns(relations, capture.tables, known), *folders]

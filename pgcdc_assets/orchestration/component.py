@@ -228,6 +228,11 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
         default=home.DSN_VARIABLE,
         description="The environment variable with this capture's libpq URI.",
     )
+    primary_dsn_env: str | None = Field(
+        default=None,
+        description="If the source is a standby: the environment variable with the libpq URI of "
+        "its primary, which helps the creation of slots.",
+    )
     lake: str | None = Field(
         default=None,
         description="Folder or object-store URI. Unset: `PGCDC_LAKE`, else `.pgcdc/lake`.",
@@ -357,7 +362,9 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
             raise ConfigurationError(reason=f"{context.path}: {error}") from error
         return build_cdc_definitions(
             capture,
-            postgres=PostgresResource(capture=self.name, dsn_env=self.dsn_env),
+            postgres=PostgresResource(
+                capture=self.name, dsn_env=self.dsn_env, primary_dsn_env=self.primary_dsn_env
+            ),
             lake=LakeResource(
                 uri=self.lake,
                 storage=self.storage.texts(),

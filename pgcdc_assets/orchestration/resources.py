@@ -42,6 +42,11 @@ class PostgresResource(dg.ConfigurableResource[None]):
         description="Environment variable with the libpq URI; PGCDC_DSN unset means the embedded "
         "server.",
     )
+    primary_dsn_env: str | None = Field(
+        default=None,
+        description="If the source is a standby: environment variable with the libpq URI of its "
+        "primary, which helps the creation of slots.",
+    )
     connect_timeout: int = 10
     statement_timeout_ms: int = 30_000
     lock_timeout_ms: int = 10_000
@@ -50,9 +55,10 @@ class PostgresResource(dg.ConfigurableResource[None]):
         """Return the connection settings.
 
         Raises:
-            ConfigurationError: no connection string is set, and no embedded server runs.
+            ConfigurationError: no connection string is set, and no embedded server runs; or the
+                environment variable of the primary is not set.
         """
-        return ConnectionSettings(
+        settings = ConnectionSettings(
             conninfo=self.conninfo or home.conninfo(self.dsn_env),
             name=self.capture,
             connect_timeout=self.connect_timeout,
@@ -60,6 +66,10 @@ class PostgresResource(dg.ConfigurableResource[None]):
             lock_timeout_ms=self.lock_timeout_ms,
             variable=home.DSN_VARIABLE if self.conninfo else self.dsn_env,
         )
+        if self.primary_dsn_env is None:
+            return settings
+        primary = _settings_at(settings, "primary_dsn_env", self.primary_dsn_env, "the primary")
+        return replace(settings, primary=primary)
 
     def standby_settings(self, policy: SnapshotPolicy) -> ConnectionSettings | None:
         """Return the connection settings of the standby that copies read from; None without one.
@@ -67,20 +77,27 @@ class PostgresResource(dg.ConfigurableResource[None]):
         Raises:
             ConfigurationError: the environment variable of the standby is not set.
         """
-        variable = policy.dsn_env
-        if variable is None:
+        if policy.dsn_env is None:
             return None
-        conninfo = os.environ.get(variable, "").strip()
-        if not conninfo:
-            raise ConfigurationError(
-                reason=f"snapshot.dsn_env names the environment variable {variable}, which is not "
-                "set. Set it to the libpq URI of a standby, or remove snapshot.dsn_env."
-            )
-        return replace(self.settings(), conninfo=conninfo, variable=variable)
+        settings = replace(self.settings(), primary=None)
+        return _settings_at(settings, "snapshot.dsn_env", policy.dsn_env, "a standby")
 
     def query_connection(self, purpose: str) -> AbstractContextManager[Connection]:
         """Open a time-limited SQL connection in autocommit mode."""
         return query_connection(self.settings(), purpose)
+
+
+def _settings_at(
+    settings: ConnectionSettings, setting: str, variable: str, server: str
+) -> ConnectionSettings:
+    """Return the connection settings of another server, which an environment variable names."""
+    conninfo = os.environ.get(variable, "").strip()
+    if not conninfo:
+        raise ConfigurationError(
+            reason=f"{setting} names the environment variable {variable}, which is not set. Set it "
+            f"to the libpq URI of {server}, or remove {setting}."
+        )
+    return replace(settings, conninfo=conninfo, variable=variable)
 
 
 class LakeResource(dg.ConfigurableResource[None]):

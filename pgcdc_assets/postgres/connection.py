@@ -72,6 +72,8 @@ class ConnectionSettings:
         tcp_user_timeout_ms: time without a TCP acknowledgement of sent bytes after which the
             connection counts as lost.
         variable: the environment variable of the connection string, for errors.
+        primary: the primary of a source database on a standby, which helps the creation of slots;
+            None: not known.
     """
 
     conninfo: str = field(repr=False)
@@ -81,6 +83,7 @@ class ConnectionSettings:
     lock_timeout_ms: int = 10_000
     tcp_user_timeout_ms: int = 60_000
     variable: str = "PGCDC_DSN"
+    primary: ConnectionSettings | None = None
 
     def parameters(self) -> dict[str, str]:
         """Return the parameters in the connection string.

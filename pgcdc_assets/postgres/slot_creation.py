@@ -30,49 +30,13 @@ from pgcdc_assets.errors import ConfigurationError, SlotBusy, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.errors import connection_failure, database_and_role, statement_failure
+from pgcdc_assets.postgres.open_transactions import oldest_open_transaction
+from pgcdc_assets.postgres.recovery_conflicts import CONFLICTS, conflict_error, is_hot_standby
+from pgcdc_assets.postgres.standby_slot_creation import StandbyCreation
 from pgcdc_assets.table_name import quoted
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
-
-# The creation of a slot waits for the transactions that are open at its start
-# (SnapBuildWaitSnapshot in src/backend/replication/logical/snapbuild.c). A prepared transaction has
-# no process.
-_OPEN_TRANSACTIONS = """
-select l.transactionid::text, l.pid, p.gid
-  from pg_locks l
-  left join pg_prepared_xacts p on p.transaction = l.transactionid
- where l.locktype = 'transactionid' and l.mode = 'ExclusiveLock' and l.granted
- order by age(l.transactionid) desc
- limit 1
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class OpenTransaction:
-    """A transaction that blocks the creation of a slot.
-
-    Attributes:
-        xid: the transaction's id.
-        pid: the transaction's process; None for a prepared transaction.
-        gid: the identifier of a prepared transaction; else None.
-    """
-
-    xid: str
-    pid: int | None
-    gid: str | None
-
-    def describe(self) -> str:
-        """Return the transaction's description for a sentence."""
-        if self.pid is None:
-            return f"the prepared transaction {self.gid!r} (xid {self.xid})"
-        return f"the open transaction {self.xid} of process {self.pid}"
-
-    def remedy(self) -> str:
-        """Return the statement that ends the transaction."""
-        if self.pid is None:
-            return f"end it with: commit prepared {self.gid!r}, or: rollback prepared {self.gid!r}"
-        return f"end it with: select pg_terminate_backend({self.pid})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +163,8 @@ def create_slot(
 
     Create the publication before the slot: decoding looks up the publication as of the WAL
     position. The creation waits for all open transactions, at most `settings.lock_timeout_ms`.
-    After a timeout, the server drops the incomplete slot.
+    After a timeout, the server drops the incomplete slot. On a standby, `settings.primary` helps
+    the creation; without it, the creation waits for at least a minute.
 
     Args:
         settings: the source database.
@@ -210,22 +175,30 @@ def create_slot(
     Raises:
         ConfigurationError: no free slot or walsender, wal_level is not logical, no REPLICATION
             privilege, or a slot of that name exists.
-        TransientError: an open transaction did not end within `settings.lock_timeout_ms`.
+        TransientError: an open transaction did not end in time, or a standby received no record of
+            running transactions, or replayed what is in conflict with the creation.
         ConnectionLost: the server is down, or went away.
     """
     chosen = options or SlotOptions(temporary=temporary)
     with _replication_connection(settings) as connection, connection.cursor() as cursor:
         create = chosen.statement(slot, connection.server_version)
+        standby = None
         try:
             if connection.server_version >= 170000:
                 # Not among the pinned settings: PG 16 refuses an unknown setting at start-up.
                 cursor.execute("set transaction_timeout = 0")
             cursor.execute("select clock_timestamp()")
             clock = cursor.fetchone()
-            cursor.execute(create)
+            if is_hot_standby(connection):
+                standby = StandbyCreation(connection, settings)
+                with standby.running():
+                    cursor.execute(create)
+            else:
+                cursor.execute(create)
             row = cursor.fetchone()
         except psycopg2.Error as error:
-            raise _creation_failure(settings, slot, error) from error
+            failure = None if standby is None else standby.failure(slot)
+            raise failure or _creation_failure(settings, slot, error) from error
         assert row is not None and clock is not None
         yield ExportedSnapshot(slot, Lsn.parse(row[1]), row[2] or "", clock[0])
 
@@ -243,14 +216,6 @@ def _replication_connection(settings: ConnectionSettings) -> Iterator[Connection
         yield connection
 
 
-def oldest_open_transaction(conn: Connection) -> OpenTransaction | None:
-    """Return the oldest open transaction with a transaction id, of any database."""
-    with conn.cursor() as cursor:
-        cursor.execute(_OPEN_TRANSACTIONS)
-        row = cursor.fetchone()
-    return None if row is None else OpenTransaction(*row)
-
-
 def _quoted_slot(slot: str) -> str:
     # The replication grammar has no parameters: insert the name only if all characters are safe.
     if not slot or not set(slot) <= set("abcdefghijklmnopqrstuvwxyz0123456789_") or len(slot) > 63:
@@ -265,6 +230,8 @@ def _creation_failure(
     settings: ConnectionSettings, slot: str, error: psycopg2.Error
 ) -> BaseException:
     server = settings.describe()
+    if error.pgcode in CONFLICTS:
+        return conflict_error(server, f"the creation of slot {slot}")
     if isinstance(error, LockNotAvailable | QueryCanceled):
         return TransientError(
             reason=f"Replication slot {slot} was not created within {settings.lock_timeout_ms} ms: "
@@ -285,9 +252,9 @@ def _creation_failure(
         )
     if isinstance(error, ObjectNotInPrerequisiteState):
         return ConfigurationError(
-            reason=f"wal_level of {server} is not logical. Set it with: alter system set "
-            "wal_level = logical; then restart the server (Amazon RDS: parameter "
-            "rds.logical_replication = 1)."
+            reason=f"wal_level of {server} is not logical, or of its primary if it is a standby. "
+            "Set it with: alter system set wal_level = logical; then restart the server (Amazon "
+            "RDS: parameter rds.logical_replication = 1)."
         )
     if isinstance(error, InsufficientPrivilege):
         return ConfigurationError(

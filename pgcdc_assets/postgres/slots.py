@@ -17,9 +17,7 @@ from pgcdc_assets.errors import ConfigurationError, SlotBusy, SlotTaken
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.slot_creation import (
     ExportedSnapshot,
-    OpenTransaction,
     create_slot,
-    oldest_open_transaction,
 )
 from pgcdc_assets.postgres.wal import CURRENT_LSN_SQL, read_current_lsn
 
@@ -30,14 +28,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ExportedSnapshot",
-    "OpenTransaction",
     "ServerIdentity",
     "SlotStatus",
     "SlotWalStatus",
     "check_slot_usable",
     "create_slot",
     "drop_slot",
-    "oldest_open_transaction",
     "read_current_lsn",
     "read_server_identity",
     "read_slot_status",
@@ -51,7 +47,10 @@ _STATUS = f"""
 select s.slot_name, s.plugin, s.slot_type, s.database, s.temporary, s.active_pid,
        coalesce(a.application_name, 'another role'),
        s.restart_lsn::text, s.confirmed_flush_lsn::text, s.wal_status, s.safe_wal_size,
-       to_jsonb(s) ->> 'invalidation_reason',
+       coalesce(
+         to_jsonb(s) ->> 'invalidation_reason',
+         case to_jsonb(s) ->> 'conflicting' when 'true' then 'rows_removed' end
+       ),
        (to_jsonb(s) ->> 'inactive_since')::timestamptz,
        age(s.catalog_xmin),
        c.current_lsn::text, c.in_recovery, clock_timestamp(),
@@ -91,10 +90,8 @@ class SlotWalStatus(enum.StrEnum):
     @classmethod
     def of(cls, text: str | None) -> SlotWalStatus:
         """Read the server's word; a word of a later version, or none, is unknown."""
-        try:
-            return cls(text or "unknown")
-        except ValueError:
-            return cls.UNKNOWN
+        known = {str(status): status for status in cls}
+        return known.get(text or "", cls.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +106,8 @@ class SlotStatus:
         confirmed_flush_lsn: where decoding resumes.
         safe_wal_size: WAL bytes that the server can write before the slot may be lost; None
             without a limit.
-        invalidation_reason: cause of a lost slot, PG 17 and newer.
+        invalidation_reason: cause of a lost slot, PG 17 and newer. In PG 16, `rows_removed` for
+            each conflict with recovery, also for a lowered wal_level.
         two_phase: the server sends transactions as soon as they are prepared. False in PG 14,
             whose pgoutput ignores the slot's `two_phase`.
         is_synced: a standby's copy of a slot of the primary, PG 17 and newer.

@@ -11,7 +11,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.resumed_copies import PAGE, slot_of
-from pgcdc_assets_tests.support.snapshot_copies import act_before_third_range
+from pgcdc_assets_tests.support.snapshot_copies import act_before_range
 
 pytestmark = [pytest.mark.postgres, pytest.mark.every_pg]
 
@@ -76,7 +76,7 @@ def test_a_table_that_changes_between_two_ranges_is_copied_as_it_is_afterwards(
             database.execute(statement)
 
     with monkeypatch.context() as patched:
-        reads = act_before_third_range(patched, change)
+        reads = act_before_range(patched, change)
         outcomes = _copy(database, zone)
         assert len(reads) > 3
     assert isinstance(outcomes["u"], SnapshotReport), outcomes

@@ -12,7 +12,7 @@ from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.capture.test_partitions import replayed
 from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.handover import copied_rows
-from pgcdc_assets_tests.support.snapshot_copies import PAGE_BYTES, act_before_third_range
+from pgcdc_assets_tests.support.snapshot_copies import PAGE_BYTES, act_before_range
 from pgcdc_assets_tests.support.snapshot_process import run_snapshot_process
 
 pytestmark = [pytest.mark.postgres, pytest.mark.every_pg]
@@ -59,7 +59,7 @@ def test_an_added_table_is_complete_and_delays_no_other_table(
         assert capturing.capture(window).counts["public.t"] == {"I": 1}
         assert capturing.confirmed() == window.end
 
-    reads = act_before_third_range(monkeypatch, write_and_capture)
+    reads = act_before_range(monkeypatch, write_and_capture)
     policy = SnapshotPolicy(1, 4 * PAGE_BYTES)
     [report] = snapshot_tables(
         capturing.settings, capturing.zone, capturing.slot, "pub", policy=policy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pgcdc_assets.errors import RawZoneError
+from pgcdc_assets.errors import DefiniteError, RawZoneError
 from pgcdc_assets.postgres.stream.plugin_options import Streaming
 from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.prepared import (
@@ -155,6 +155,36 @@ def test_subtransactions_messages_and_truncates(
     update = begun.rows()[903]
     assert (update["old_kind"], update["old"], update["new"]) == ("O", ["2"], ["3"])
     assert [row["ordinal"] for row in begun.rows()[1:]] == list(range(len(rows)))
+
+
+_FILL = "insert into t select i, repeat('x', 100) from generate_series(10, 900) i"
+
+
+@pytest.mark.every_pg
+@pytest.mark.parametrize(
+    ("first_version", "statements"),
+    [
+        (15, ["savepoint s", "truncate t", "insert into t values (1)", "release s"]),
+        # The changes before the savepoint exceed logical_decoding_work_mem.
+        (18, ["truncate t", _FILL, "savepoint s", "insert into t values (1)", "release s"]),
+    ],
+    ids=["truncate", "insert"],
+)
+def test_a_rollback_that_postgres_cannot_decode_is_explained(
+    begun: Capturing, first_version: int, statements: list[str]
+) -> None:
+    """Decision 75: the rows of the catalog that the transaction has written are gone."""
+    name = begun.database.name
+    begun.database.execute(f"alter database {name} set logical_decoding_work_mem = '64kB'")
+    begun.database.prepare("g", *statements, end="rollback")
+    begun.database.execute("vacuum pg_class")
+    confirmed = begun.confirmed()
+    if begun.database.server.version < first_version:
+        capture(begun)
+        return
+    with pytest.raises(DefiniteError, match=r"Slot .* prepared transaction .*pgcdc renew"):
+        capture(begun)
+    assert begun.confirmed() == confirmed
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])

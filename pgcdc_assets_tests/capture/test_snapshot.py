@@ -144,8 +144,10 @@ def test_a_lost_slot_is_reported(database: Database, zone: RawZone, slot: str) -
             database.execute("select pg_logical_emit_message(true, 'x', 'y')")
             database.execute("select pg_switch_wal()")
         database.execute("checkpoint")
-        with pytest.raises(SlotLost, match="is lost"):
+        with pytest.raises(SlotLost, match="is lost") as caught:
             snapshot_tables(database.settings(), zone, slot, "pub", [TableName("public", "t")])
+        reason = "wal_removed" if int(database.value("show server_version_num")) >= 170000 else None
+        assert caught.value.invalidation_reason == reason
     finally:
         database.execute("alter system reset max_slot_wal_keep_size")
         database.execute("select pg_reload_conf()")

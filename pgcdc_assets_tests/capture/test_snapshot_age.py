@@ -31,7 +31,7 @@ from pgcdc_assets_tests.support.resumed_copies import (
     slot_of,
     source_rows,
 )
-from pgcdc_assets_tests.support.snapshot_copies import act_before_third_range
+from pgcdc_assets_tests.support.snapshot_copies import act_before_range
 from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = pytest.mark.postgres
@@ -122,7 +122,7 @@ def test_a_snapshot_of_the_server_ends_at_the_age_in_transactions(
             for _ in range(70):
                 cursor.execute("select pg_current_xact_id()")
 
-    act_before_third_range(monkeypatch, assign_ids)
+    act_before_range(monkeypatch, assign_ids)
     with caplog.at_level(logging.WARNING):
         [report] = snapshot_each_table(
             database.settings(),

@@ -12,7 +12,7 @@ from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.snapshot_copies import (
-    act_before_third_range,
+    act_before_range,
     await_no_sessions,
     copy_all,
     is_everything_copied,
@@ -103,7 +103,7 @@ def test_a_partition_attached_or_detached_between_two_ranges_is_detected(
         insert into p9 select i, repeat(md5(i::text), 20) from generate_series(6000, 6900) i
         """
     )
-    act_before_third_range(monkeypatch, lambda: database.execute(change))
+    act_before_range(monkeypatch, lambda: database.execute(change))
     [failure] = copy_all(database, zone, parallelism=1)
     assert isinstance(failure, SnapshotFailure)
     assert isinstance(failure.error, TableChanged)
@@ -159,7 +159,7 @@ def test_rows_written_during_a_snapshot_are_not_in_it(
         """
     )
     before = database.query("select array[id::text, note] from t order by id")
-    reads = act_before_third_range(
+    reads = act_before_range(
         monkeypatch,
         lambda: database.execute(
             "delete from t where id % 5 = 0; update t set note = repeat('y', 900);"

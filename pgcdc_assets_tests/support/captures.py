@@ -76,17 +76,23 @@ class Capturing:
 
     def begin(self, *statements: str) -> Capturing:
         """Run the statements, publish all tables, and create slot and epoch."""
-        from pgcdc_assets.postgres.connection import query_connection
-        from pgcdc_assets.postgres.slots import create_slot, read_server_identity
-        from pgcdc_assets.raw.epochs import Epoch
+        from pgcdc_assets.postgres.slots import create_slot
 
         for statement in statements:
             self.database.execute(statement)
         self.database.execute(f"create publication {self.publication} for all tables")
-        with query_connection(self.settings, "test") as conn:
-            identity = read_server_identity(conn)
         with create_slot(self.settings, self.slot) as snapshot:
             start = snapshot.consistent_point
+        return self.record_epoch(start)
+
+    def record_epoch(self, start: Lsn) -> Capturing:
+        """Record the first epoch, of a slot that exists."""
+        from pgcdc_assets.postgres.connection import query_connection
+        from pgcdc_assets.postgres.slots import read_server_identity
+        from pgcdc_assets.raw.epochs import Epoch
+
+        with query_connection(self.settings, "test") as conn:
+            identity = read_server_identity(conn)
         self.zone.epochs.append(
             Epoch(
                 epoch=1,

@@ -51,20 +51,23 @@ def copy_published(
             yield outcome
 
 
-def act_before_third_range(
-    monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]
+def act_before_range(
+    monkeypatch: pytest.MonkeyPatch, act: Callable[[], object], number: int = 3
 ) -> list[object]:
-    """Act at the start of the third range; return a list that gets each range."""
+    """Act before a range is read, by default the third one; return a list that gets each range."""
     original = SnapshotReader.read
     reads: list[object] = []
 
     def read(
-        reader: SnapshotReader, table: PublishedTable, pages: Pages | None = None
+        reader: SnapshotReader,
+        table: PublishedTable,
+        pages: Pages | None = None,
+        condition: str = "",
     ) -> Generator[pa.RecordBatch, None, None]:
         reads.append(pages)
-        if len(reads) == 3:
+        if len(reads) == number:
             act()
-        return original(reader, table, pages)
+        return original(reader, table, pages, condition)
 
     monkeypatch.setattr(SnapshotReader, "read", read)
     return reads

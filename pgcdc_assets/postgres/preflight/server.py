@@ -12,12 +12,12 @@ from psycopg2.extras import LogicalReplicationConnection
 from pgcdc_assets.errors import ConfigurationError, PgcdcError
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.errors import connection_failure
+from pgcdc_assets.postgres.open_transactions import oldest_open_transaction
 from pgcdc_assets.postgres.preflight.finding import Finding
 from pgcdc_assets.postgres.slot_health import slot_health
 from pgcdc_assets.postgres.slots import (
     SlotStatus,
     check_slot_usable,
-    oldest_open_transaction,
     read_slot_status,
 )
 from pgcdc_assets.table_name import quoted

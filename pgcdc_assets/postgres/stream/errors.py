@@ -92,9 +92,9 @@ def stream_failure(server: str, slot: str, publication: str, error: ServerError)
     if sqlstate == _INTERNAL_ERROR and _UNMAPPED.match(message):
         return DefiniteError(
             reason=f"{server}: {reason} (SQLSTATE {sqlstate}). Slot {slot} cannot pass a prepared "
-            "transaction that has truncated or rewritten a table in a subtransaction and was "
-            "rolled back (a defect of Postgres with two_phase). Nothing un-landed was confirmed. "
-            "Set stream.two_phase to false, drop the slot (select "
+            "transaction that has truncated or rewritten a table, has changed the table in a "
+            "subtransaction, and was rolled back (a defect of Postgres with two_phase). Nothing "
+            "un-landed was confirmed. Set stream.two_phase to false, drop the slot (select "
             f"pg_drop_replication_slot('{slot}')), then begin a new epoch with pgcdc renew, which "
             "takes new snapshots of all tables."
         )

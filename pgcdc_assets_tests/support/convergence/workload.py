@@ -82,14 +82,16 @@ class Workload(Writers):
 
 def _transaction(cursor: Cursor, decide: random.Random, prepared_share: float) -> str:
     is_prepared = decide.random() < prepared_share
+    # A slot with two_phase cannot pass a rolled back prepared transaction that has truncated a
+    # table, and has changed it in a subtransaction (docs/reference/limits.md).
+    truncates = not is_prepared or decide.random() < 0.5
+    has_savepoints = not is_prepared or not truncates
     try:
         for _ in range(decide.choice([1, 1, 2, 3, 8])):
-            if decide.random() < 0.15:
-                # A slot with two_phase cannot pass a rolled back prepared transaction that has
-                # truncated a table in a subtransaction (docs/reference/limits.md).
-                _savepoint(cursor, decide, truncates=not is_prepared)
+            if has_savepoints and decide.random() < 0.15:
+                _savepoint(cursor, decide, truncates=truncates)
             else:
-                _statement(cursor, decide)
+                _statement(cursor, decide, truncates=truncates)
     except _EXPECTED:
         cursor.connection.rollback()
         return "failed"
@@ -133,7 +135,7 @@ def _savepoint(cursor: Cursor, decide: random.Random, *, truncates: bool) -> Non
         cursor.execute(decide.choice(["rollback to s", "release s"]))
 
 
-def _statement(cursor: Cursor, decide: random.Random, *, truncates: bool = True) -> None:
+def _statement(cursor: Cursor, decide: random.Random, *, truncates: bool) -> None:
     kinds: list[tuple[Callable[[Cursor, random.Random], None], int]] = [
         (_insert, 8),
         (_update, 8),
