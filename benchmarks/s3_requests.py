@@ -1,6 +1,6 @@
 """Requests to an S3 store: of a landed window, a merge, a tick of the merge sensor, and a poll.
 
-The store is versitygw behind the counting proxy of the tests. Requests do not depend on the speed of
+The store is versitygw behind the counting proxy of the tests, and no count depends on the speed of
 the machine. The publication has ten small tables, of which one changes in each window.
 """
 
