@@ -23,10 +23,11 @@ _FIRST_RELATION_ID = 1_000
 
 
 class RawOrders:
-    """A raw zone in a folder, with snapshots of tables and windows of changes."""
+    """A raw zone in a folder or a lake, with snapshots of tables and windows of changes."""
 
-    def __init__(self, folder: Path, books: Mapping[str, OrderBook]) -> None:
-        self.zone = RawZone(Lake(str(folder)), CAPTURE)
+    def __init__(self, place: Path | Lake, books: Mapping[str, OrderBook]) -> None:
+        lake = place if isinstance(place, Lake) else Lake(str(place))
+        self.zone = RawZone(lake, CAPTURE)
         self._end: int = _START
         self._relations = {
             table: relation(table, _FIRST_RELATION_ID + number)

@@ -105,17 +105,17 @@ class ChangeLog:
 
     def captured_through(self, epoch: int) -> Lsn | None:
         """Return the end of the newest landed window; None for an epoch without windows."""
-        table = self.table.load()
+        table = self.table.newest()
         return None if table is None else self._end(table, epoch)
 
     def kept_from(self, epoch: int) -> Lsn | None:
         """Return the LSN below which retention has removed windows; None without removals."""
-        table = self.table.load()
+        table = self.table.newest()
         return None if table is None else self._floor(table, epoch)
 
     def floors(self, epochs: Iterable[int]) -> dict[int, Lsn]:
         """Return `kept_from` by epoch, with 0/0 for an epoch without removals."""
-        table = self.table.load()
+        table = self.table.newest()
         nothing_removed = Lsn(0)
         if table is None:
             return dict.fromkeys(epochs, nothing_removed)
@@ -148,7 +148,7 @@ class ChangeLog:
 
     def captured_heartbeat(self, epoch: int, table_id: int) -> int | None:
         """Return the number of the newest heartbeat before the end of the newest landed window."""
-        table = self.table.load()
+        table = self.table.newest()
         if table is None:
             return None
         version: int | None = table.transaction_version(self.heartbeat_app_id(epoch, table_id))
@@ -160,7 +160,7 @@ class ChangeLog:
         The end is None for an epoch without windows. The timeline is None for a window of an early
         release, which did not record the timeline.
         """
-        table = self.table.load()
+        table = self.table.newest()
         if table is None:
             return None, None
         return self._end(table, epoch), table.transaction_version(self.timeline_app_id(epoch))
@@ -274,7 +274,7 @@ class ChangeLog:
             epoch: the epoch.
             since: return windows that end above this LSN only; None: all windows.
         """
-        table = self.table.load()
+        table = self.table.newest()
         if table is None:
             return []
         floor = self._floor(table, epoch) or 0

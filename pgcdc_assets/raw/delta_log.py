@@ -14,6 +14,23 @@ from pgcdc_assets.raw.lake import Lake
 FOLDER = "_delta_log"
 
 
+class OpenedTable(DeltaTable):
+    """A version of a table that reads each application transaction once.
+
+    For each call delta-rs reads all log entries after the last checkpoint. In an object store each
+    entry is a request.
+    """
+
+    def transaction_version(self, app_id: str) -> int | None:
+        """Return the version of an application's last transaction; None without a transaction."""
+        known = self.__dict__.setdefault("_known_transactions", {})
+        key = self.version(), app_id
+        if key not in known:
+            known[key] = super().transaction_version(app_id)
+        found: int | None = known[key]
+        return found
+
+
 def open_delta_table(lake: Lake, uri: str) -> DeltaTable | None:
     """Open the newest version of a Delta table; None if there is no table.
 
@@ -21,7 +38,7 @@ def open_delta_table(lake: Lake, uri: str) -> DeltaTable | None:
         DeltaError, OSError: the log cannot be read.
     """
     try:
-        return DeltaTable(uri, storage_options=lake.delta_options)
+        return OpenedTable(uri, storage_options=lake.delta_options)
     except TableNotFoundError:
         return None
 

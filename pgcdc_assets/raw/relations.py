@@ -148,8 +148,8 @@ class RelationRegistry:
         )
 
     def _read(self) -> dict[tuple[int, int, int], RelationVersion]:
-        # Load the table for every scan: another process may have added versions.
-        loaded = self.table.load()
+        # For every scan: another process may have added versions.
+        loaded = self.table.newest()
         if loaded is None:
             return {}
         versions: dict[tuple[int, int, int], RelationVersion] = {}

@@ -86,7 +86,7 @@ class ChangeFiles:
 
 def change_files(table: RawTable, epoch: int, start: int, end: int) -> ChangeFiles:
     """Return the files of `raw/changes` that may contain changes of an LSN range of an epoch."""
-    loaded = table.load()
+    loaded = table.newest()
     files = [] if loaded is None else files_between(data_files(loaded), epoch, start, end)
     lie_inside = all(
         file.minimum.get("commit_lsn", start - 1) >= start
@@ -149,7 +149,7 @@ def scan_changes(
         relation_ids: OIDs of tables; None: all tables.
         columns: names of the columns to read; None: all columns.
     """
-    loaded = table.load()
+    loaded = table.newest()
     if loaded is None:
         return
     condition = (

@@ -127,7 +127,7 @@ class SchemaEventLog:
 
     def read(self) -> list[SchemaEvent]:
         """Return all events in stream order; no event for a lake of an earlier release."""
-        loaded = self.table.load()
+        loaded = self.table.newest()
         return [] if loaded is None else self._read(loaded)
 
     def record(self, events: Iterable[SchemaEvent]) -> list[SchemaEvent]:

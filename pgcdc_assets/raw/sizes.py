@@ -60,7 +60,7 @@ class RowGroups:
 
         Unreadable files are skipped: the later read of their rows raises the error.
         """
-        loaded = self.table.load()
+        loaded = self.table.newest()
         files = [] if loaded is None else files_between(data_files(loaded), epoch, start, end)
         groups = [group for file in files for group in self._of(file.path)]
         return [group for group in groups if group.lsns[0] < end and group.lsns[1] >= start]

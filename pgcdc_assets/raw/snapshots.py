@@ -180,7 +180,7 @@ class SnapshotStore:
 
     def complete_snapshots(self, epoch: int | None = None) -> list[Snapshot]:
         """Return the complete snapshots of one epoch, or of all epochs, oldest first."""
-        loaded = self.table.load()
+        loaded = self.table.newest()
         return [] if loaded is None else _complete_snapshots(loaded, epoch)
 
     def size_bytes(self, snapshot: Snapshot) -> int:
@@ -192,7 +192,7 @@ class SnapshotStore:
 
     def times(self) -> dict[SnapshotIdentity, dt.datetime]:
         """Return the times of the snapshots whose commits recorded the time."""
-        loaded = self.table.load()
+        loaded = self.table.newest()
         if loaded is None:
             return {}
         times = {}

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -28,18 +27,17 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from pgcdc_assets.error_text import first_line
 from pgcdc_assets.errors import ConfigurationError, RawZoneError, TransientError
+from pgcdc_assets.raw.commit_records import RECORD, read_records
 from pgcdc_assets.raw.delta_log import FOLDER, commit_path, open_delta_table, read_commit
 from pgcdc_assets.raw.files import FileWriter, WrittenFile, filesystem, push_to_disk
 from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.newest_versions import NewestVersions
 from pgcdc_assets.raw.store_errors import explain_store_error
 
 MARK = "pgcdc.capture"
 DELETED_FILE_RETENTION = "delta.deletedFileRetentionDuration"
-RECORD = "pgcdc"
 # In an object store, the `commitInfo` of each commit has a unique mark.
 _COMMIT_MARK = "pgcdcCommit"
-
-_LOG_READERS = 8
 
 _NOT_COMMITTED = "Nothing was committed."
 # A checkpoint is written after the log entry, for example.
@@ -58,6 +56,9 @@ _PROPERTIES = {
     # package's maintenance deletes replaced files after a day (`vacuum.py`).
     DELETED_FILE_RETENTION: "interval 7 days",
 }
+
+
+_TABLES = NewestVersions[DeltaTable](64)
 
 
 class CommitRefused(Exception):
@@ -105,6 +106,15 @@ class RawTable:
                 f"Give capture {self.capture} another lake or another name.",
             )
         return table
+
+    def newest(self) -> DeltaTable | None:
+        """Return the newest version like `load`, for readers only: callers share the object."""
+
+        def read() -> tuple[int, DeltaTable] | None:
+            table = self.load()
+            return None if table is None else (table.version(), table)
+
+        return _TABLES.get(self.lake, self.uri, self.capture, read)
 
     def load_or_create(self) -> DeltaTable:
         """Return the newest version of the table, and create the table if it does not exist.
@@ -319,22 +329,13 @@ class RawTable:
     def records(self, table: DeltaTable, after_version: int) -> list[dict[str, Any]]:
         """Return the records of the commits after `after_version`, oldest first.
 
-        The last commit is the loaded version. `DeltaTable.history` is unsuitable: it reads the
-        newest log, whatever version is loaded, and numbers the entries from the loaded version.
+        The last commit is the loaded version.
 
         Raises:
             FileNotFoundError: a log entry was removed.
         """
         versions = range(after_version + 1, table.version() + 1)
-        files = filesystem(self.lake, self.uri)
-
-        def read(version: int) -> list[dict[str, Any]]:
-            actions = read_commit(files, version)
-            infos = [action["commitInfo"] for action in actions if "commitInfo" in action]
-            return [info[RECORD] for info in infos if RECORD in info]
-
-        with ThreadPoolExecutor(_LOG_READERS) as readers:
-            return [record for records in readers.map(read, versions) for record in records]
+        return read_records(self.lake, self.uri, str(table.metadata().id), versions)
 
     def _check_present(self, added: Sequence[WrittenFile]) -> None:
         """Check that no VACUUM has deleted the written files.

@@ -108,7 +108,7 @@ class TableListStore:
         Raises:
             ConfigurationError: the lake cannot be read.
         """
-        loaded = self.table.load()
+        loaded = self.table.newest()
         if loaded is None:
             return TableList()
         digest: str | None = None

@@ -53,12 +53,12 @@ class WindowIndex:
 
         The windows are in stream order.
         """
-        index = self.table.load()
+        index = self.table.newest()
         try:
             logged = self._logged(changes, self._saved_version(index))
         except FileNotFoundError:
             # Another process copied and removed log entries after the index was loaded.
-            index = self.table.load()
+            index = self.table.newest()
             logged = self._logged(changes, self._saved_version(index))
         found = [] if index is None else self._stored(index, epoch, since, until)
         for summary in logged:

@@ -105,7 +105,7 @@ def _read_snapshots(
     if not any(merge.task.plan.snapshot is not None for merge in merges):
         return [None] * len(merges)
     table = zone.snapshots.table
-    loaded = table.load()
+    loaded = table.newest()
     by_snapshot: dict[SnapshotIdentity, list[DataFile]] = {}
     for file in [] if loaded is None else data_files(loaded):
         by_snapshot.setdefault(snapshot_of_file(file).identity, []).append(file)

@@ -32,6 +32,7 @@ from pgcdc_assets.orchestration.runs.records import (
 )
 from pgcdc_assets.orchestration.runs.snapshot_runs import RunningSnapshots
 from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress, sync_progress
+from pgcdc_assets.orchestration.sensors.quiet_ticks import QuietTicks, read_versions
 from pgcdc_assets.orchestration.state import CaptureState, TableState, read_state
 from pgcdc_assets.settings import CdcCapture
 
@@ -55,6 +56,7 @@ def build_merge_sensor(
     """
     names = Names.of(capture)
     copying = RunningSnapshots(capture, snapshot)
+    quiet = QuietTicks()
 
     @dg.sensor(
         name=names.merge_sensor,
@@ -79,6 +81,10 @@ def build_merge_sensor(
             # Most evaluations end here while changes arrive, and `read_state` opens every table.
             return dg.SkipReason(_IS_MERGING)
         zone = lake.zone(capture.name)
+        is_remote = progress is None and not zone.lake.is_local
+        if is_remote and quiet.is_quiet(zone):
+            return dg.SkipReason(_ALL_MERGED)
+        versions = read_versions(zone) if is_remote else ()
         state = read_state(zone, capture)
         if progress is not None:
             epoch = state.epoch.epoch if state.epoch is not None else 0
@@ -86,6 +92,10 @@ def build_merge_sensor(
         copied = copying.find(context.instance, zone)
         tick = _Tick(capture, dict(keys), context.instance, state, progress, is_merging, copied)
         answer = tick.run()
+        if is_remote and isinstance(answer, dg.SkipReason) and answer.skip_message == _ALL_MERGED:
+            quiet.remember(zone, versions)
+        else:
+            quiet.forget(zone)
         if progress is not None and isinstance(answer, dg.SkipReason):
             progress.waiting = answer.skip_message or ""
         return answer

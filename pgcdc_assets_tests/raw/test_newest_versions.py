@@ -1,0 +1,88 @@
+"""Tables of an S3 store that are known by their newest version: the requests, and no stale answer.
+
+The same for local tables: `tables/test_shared_states.py`.
+"""
+
+from __future__ import annotations
+
+import pyarrow.fs as pafs
+import pytest
+
+from pgcdc_assets.errors import TransientError
+from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.raw.files import filesystem
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.support.object_store import StoreProxy
+from pgcdc_assets_tests.support.object_store_proxy import Fault
+from pgcdc_assets_tests.support.raw.rows import EPOCH
+
+
+@pytest.fixture
+def zone(s3_lake: Lake) -> RawZone:
+    """Return a raw zone with an epoch and a window."""
+    zone = RawZone(s3_lake, "c")
+    zone.epochs.append(EPOCH)
+    land(zone, 0)
+    return zone
+
+
+def land(zone: RawZone, number: int) -> Lsn:
+    """Land an empty window; return its end."""
+    window = LsnWindow.of(1, number * 100, number * 100 + 100)
+    zone.changes.land(window, [])
+    return window.end
+
+
+def again(zone: RawZone) -> RawZone:
+    """Return the raw zone of another run in the same process."""
+    return RawZone(zone.lake, zone.name)
+
+
+def test_polling_asks_for_the_newest_commit_alone(zone: RawZone, store_proxy: StoreProxy) -> None:
+    """A run that continues polls twice a second."""
+    assert zone.changes.captured_through(1) == 100
+    store_proxy.forget()
+    for _ in range(10):
+        assert again(zone).changes.captured_through(1) == 100
+        assert len(again(zone).changes.windows(1)) == 1
+        assert again(zone).schema_events.read() == []
+    polls = store_proxy.counts()
+    assert set(polls) == {"HEAD", "GET", "LIST"}
+    assert polls["LIST"] <= 2, "the tables that do not exist, once each"
+    store_proxy.forget()
+    for _ in range(10):
+        assert again(zone).changes.captured_through(1) == 100
+    assert store_proxy.counts() == {"HEAD": 20}
+
+
+def test_each_landing_is_noticed(zone: RawZone) -> None:
+    for number in range(1, 13):
+        end = land(again(zone), number)
+        assert zone.changes.captured_through(1) == end
+        assert len(zone.changes.windows(1)) == number + 1
+
+
+def test_a_replaced_table_with_the_same_version_is_noticed(zone: RawZone) -> None:
+    assert zone.changes.captured_through(1) == 100
+    files = filesystem(zone.lake, zone.changes.table.uri)
+    for found in files.get_file_info(pafs.FileSelector("", recursive=True)):
+        if found.is_file:
+            files.delete_file(found.path)
+    zone.changes.land(LsnWindow.of(1, 0, 50), [])
+    assert zone.changes.captured_through(1) == 50
+    assert [summary.window.end for summary in zone.changes.windows(1)] == [50]
+
+
+def test_a_new_table_is_noticed(zone: RawZone) -> None:
+    assert zone.snapshots.complete_snapshots() == []
+    assert again(zone).snapshots.complete_snapshots() == []
+    zone.snapshots.table.load_or_create()
+    assert zone.snapshots.table.newest() is not None
+
+
+def test_a_busy_store_is_an_error_and_no_old_answer(zone: RawZone, store_proxy: StoreProxy) -> None:
+    assert zone.changes.captured_through(1) == 100
+    with store_proxy.making(Fault("cut")), pytest.raises(TransientError):
+        zone.changes.captured_through(1)
+    assert land(zone, 1) == zone.changes.captured_through(1)
