@@ -1,4 +1,8 @@
-"""The records in the log entries of raw tables, each read once by a process."""
+"""The records in the log entries of raw tables.
+
+In an object store each log entry is a request, so a process reads each entry once. A person who
+restores a lake there from a backup restarts the processes that read the lake.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ _LOG_READERS = 8
 
 Records = list[dict[str, Any]]
 
-# By address, identifier of the table and version. A commit never changes.
+# By address, identifier of the table and version.
 _KNOWN: dict[tuple[str, str, int], Records] = {}
 _MOST_KNOWN = 20_000
 
@@ -38,14 +42,15 @@ def read_records(lake: Lake, uri: str, table_id: str, versions: Iterable[int]) -
 
     def read(version: int) -> Records:
         key = uri, table_id, version
-        known = _KNOWN.get(key)
+        known = None if lake.is_local else _KNOWN.get(key)
         if known is None:
             actions = read_commit(files, version)
             infos = [action["commitInfo"] for action in actions if "commitInfo" in action]
             known = [info[RECORD] for info in infos if RECORD in info]
-            if len(_KNOWN) >= _MOST_KNOWN:
-                _KNOWN.clear()
-            _KNOWN[key] = known
+            if not lake.is_local:
+                if len(_KNOWN) >= _MOST_KNOWN:
+                    _KNOWN.clear()
+                _KNOWN[key] = known
         return known
 
     with ThreadPoolExecutor(_LOG_READERS) as readers:
