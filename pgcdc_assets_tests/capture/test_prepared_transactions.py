@@ -227,7 +227,7 @@ def test_rows_of_whole_transactions_after_a_prepared_announcement(capturing: Cap
     assert [row["relation_version"] for row in capturing.rows()] == [1] * 4
 
 
-@pytest.mark.every_pg
+@pytest.mark.every_pg(since=18)
 def test_rows_that_another_program_made_the_server_forget_are_an_error(begun: Capturing) -> None:
     """Postgres 18 switches a slot without a memory of the transactions prepared before."""
     if int(begun.database.value("show server_version_num")) < 180000:

@@ -19,7 +19,7 @@ from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.standby import Source
 from pgcdc_assets_tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.every_pg]
+pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.every_pg(since=16)]
 
 
 @pytest.fixture
