@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, PostCommitHookProperties, Schema
-from deltalake.exceptions import CommitFailedError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
 from pgcdc_assets import failpoints
@@ -102,10 +102,12 @@ def replace_rows(zone: RawZone, state: ScdState, rows: pa.Table, step: Step) -> 
             # delta-rs has another default interval of checkpoints than Spark.
             post_commithook_properties=PostCommitHookProperties(create_checkpoint=False),
         )
-    except CommitFailedError as error:
+    except (DeltaError, OSError) as error:
         # If the answer to a conditional PUT is lost, delta-rs finds its own log entry and takes the
         # entry for the commit of another process. The files of such a commit must stay.
         if zone.lake.is_local or not _is_committed(zone, state.path, step):
+            if not isinstance(error, CommitFailedError):
+                raise
             _discard(zone, state.path, added)
             raise CommitConflict from error
     keep_checkpoints(zone.lake, state.path, state.table)
