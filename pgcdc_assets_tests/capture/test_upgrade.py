@@ -26,10 +26,16 @@ from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.handover import copied_rows
 from pgcdc_assets_tests.support.servers import SETTINGS
+from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
 SLOT = "pgcdc_upgraded"
+_IS_QUIET = """
+select pg_current_wal_insert_lsn() = pg_current_wal_flush_lsn() and not exists (
+  select from pg_stat_activity
+   where backend_type in ('client backend', 'walsender') and pid <> pg_backend_pid())
+"""
 
 
 @pytest.fixture
@@ -88,7 +94,9 @@ def test_after_an_upgrade_a_new_epoch_has_all_rows(
         snapshot_tables(source.settings, zone, SLOT, "pub")
         source.database.execute("update t set note = 'second' where id <= 10")
         source.capture()
-        # pg_upgrade keeps a slot whose transactions are all confirmed, empty ones as well.
+        # pg_upgrade keeps a slot whose transactions are all confirmed, empty ones as well. The end
+        # of an earlier session drops its temporary tables, and this commit is flushed later.
+        wait_until(lambda: source.database.value(_IS_QUIET), "the end of the sessions")
         end = Lsn.parse(source.database.value("select pg_current_wal_flush_lsn()::text"))
         source.capture(LsnWindow.of(1, source.captured_through(), end))
         old.stop()
