@@ -103,16 +103,25 @@ class ConnectionSettings:
             ) from None
         return {key: str(value) for key, value in parsed.items() if value is not None}
 
+    @property
+    def role(self) -> str:
+        """The role that connects; `?` if it is not known."""
+        return self._known_parameters().get("user", "?")
+
     def describe(self) -> str:
         """Return database, server and user, such as `shop on db.example.com:5432 as bob`."""
-        known = {
+        known, user = self._known_parameters(), self.role
+        host = known.get("host") or known.get("hostaddr") or "the local socket"
+        return f"{known.get('dbname') or user} on {host}:{known.get('port', '5432')} as {user}"
+
+    def _known_parameters(self) -> dict[str, str]:
+        """Return libpq's defaults and the parameters in the connection string."""
+        defaults = {
             option.keyword.decode(): option.val.decode()
             for option in pq.Conninfo.get_defaults()
             if option.val is not None
-        } | self.parameters()
-        user = known.get("user", "?")
-        host = known.get("host") or known.get("hostaddr") or "the local socket"
-        return f"{known.get('dbname') or user} on {host}:{known.get('port', '5432')} as {user}"
+        }
+        return defaults | self.parameters()
 
     def application_name(self, purpose: str) -> str:
         """Return the `application_name` of a connection, for pg_stat_activity."""

@@ -14,7 +14,7 @@ from pgcdc_assets.errors import (
 )
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.encodings import UNCONVERTIBLE
-from pgcdc_assets.postgres.errors import database_and_role, reported_failure, statement_failure
+from pgcdc_assets.postgres.errors import reported_failure, statement_failure
 from pgcdc_assets.postgres.recovery_conflicts import CONFLICTS, conflict_error
 from pgcdc_assets.postgres.stream.transport import ServerError
 from pgcdc_assets.table_name import quoted
@@ -52,7 +52,7 @@ def reading_failure(
     """
     name, doing = relation.qualified_name, f"reading {relation.qualified_name}"
     server = settings.describe()
-    role = quoted(database_and_role(server)[1])
+    role = quoted(settings.role)
     if "row-level security" in str(error):
         return ConfigurationError(
             reason=f"Table {name} has row-level security, which would hide rows. Allow "

@@ -84,7 +84,7 @@ _CONFIGURATION = [
 _GONE = {"57P01", "57P02", "57P03", "57P04", "57P05"}
 
 
-def database_and_role(server: str) -> tuple[str, str]:
+def _database_and_role(server: str) -> tuple[str, str]:
     """Return the names of database and role in `ConnectionSettings.describe()`.
 
     Both may contain any characters, also " on " and " as ".
@@ -105,7 +105,7 @@ def connection_failure(server: str, text: str, variable: str = "PGCDC_DSN") -> P
     reason = re.sub(r"^FATAL:\s+", "", message).rstrip(".") or "no reason given"
     for pattern, remedy in _CONFIGURATION:
         if re.search(pattern, message):
-            database, user = map(quoted, database_and_role(server))
+            database, user = map(quoted, _database_and_role(server))
             advice = remedy.format(user=user, database=database, variable=variable)
             return ConfigurationError(reason=f"Cannot connect to {server}: {reason}. {advice}")
     if re.search(r"refused|No such file|timeout expired|No route|unreachable", message):

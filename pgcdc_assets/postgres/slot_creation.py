@@ -29,7 +29,7 @@ from psycopg2.extras import LogicalReplicationConnection
 from pgcdc_assets.errors import ConfigurationError, SlotBusy, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.postgres.errors import connection_failure, database_and_role, statement_failure
+from pgcdc_assets.postgres.errors import connection_failure, statement_failure
 from pgcdc_assets.postgres.open_transactions import oldest_open_transaction
 from pgcdc_assets.postgres.recovery_conflicts import CONFLICTS, conflict_error, is_hot_standby
 from pgcdc_assets.postgres.standby_slot_creation import StandbyCreation
@@ -259,7 +259,7 @@ def _creation_failure(
     if isinstance(error, InsufficientPrivilege):
         return ConfigurationError(
             reason=f"The role of {server} may not create replication slots. Grant it with: alter "
-            f"role {quoted(database_and_role(server)[1])} replication"
+            f"role {quoted(settings.role)} replication"
         )
     return statement_failure(server, f"creating slot {slot}", error) or error
 

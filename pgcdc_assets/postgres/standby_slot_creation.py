@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import psycopg2
 
+from pgcdc_assets.error_text import first_line
 from pgcdc_assets.errors import ConfigurationError, PgcdcError, TransientError
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.open_transactions import oldest_open_transaction
@@ -79,8 +80,8 @@ class StandbyCreation:
             assert primary is not None
             return ConfigurationError(
                 reason=f"{primary.describe()} ({primary.variable}) writes no record of its running "
-                f"transactions: {_first_line(self._failure)}. Name the primary of {server}, or "
-                "remove primary_dsn_env.",
+                f"transactions: {first_line(self._failure).rstrip('.')}. Name the primary of "
+                f"{server}, or remove primary_dsn_env.",
                 setting="primary_dsn_env",
             )
         if not self._is_over:
@@ -131,7 +132,3 @@ class StandbyCreation:
             self._blocker = (
                 f"the creation waits for {found.describe()} on the primary ({found.remedy()})."
             )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".")

@@ -20,7 +20,7 @@ from pgcdc_assets.error_text import first_line
 from pgcdc_assets.errors import ConfigurationError, ConnectionLost, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings
-from pgcdc_assets.postgres.errors import connection_failure, database_and_role
+from pgcdc_assets.postgres.errors import connection_failure
 from pgcdc_assets.postgres.libpq import connect, execute
 from pgcdc_assets.table_name import quoted
 
@@ -96,7 +96,7 @@ def _refused(
     server = settings.describe()
     remedy = "Remove snapshot.dsn_env if the server sends WAL to no client."
     if code == _INSUFFICIENT_PRIVILEGE:
-        remedy = f"Grant it with: alter role {quoted(database_and_role(server)[1])} replication"
+        remedy = f"Grant it with: alter role {quoted(settings.role)} replication"
     return ConfigurationError(
         reason=f"{server} does not send its WAL from {start}: "
         f"{_sentence(result.get_error_message())}. {remedy}"

@@ -71,10 +71,6 @@ class StoredEncoding:
         self._learn(values)
         return [self._convert_one(value) for value in values]
 
-    def convert_name(self, name: bytes) -> bytes:
-        """Return a name in UTF-8; a name that cannot be converted unchanged."""
-        return self.convert([name])[0].removeprefix(utf8.RAW)
-
     def convert_array(self, values: pa.LargeStringArray) -> pa.LargeStringArray:
         """Return the values of an array in UTF-8, or after `utf8.RAW` unchanged."""
         count = len(values)

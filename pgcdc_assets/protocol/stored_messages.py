@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pgcdc_assets.protocol import utf8
 from pgcdc_assets.protocol.encodings import StoredEncoding
 from pgcdc_assets.protocol.frames import XLOG_DATA, MessageBatch
 from pgcdc_assets.protocol.heads import ACTION_AT, XID_BYTES
@@ -95,7 +96,8 @@ class StoredMessages:
                 yield struct.pack("!i", len(text))
             else:
                 yield data[position:start]
-                text = self._encoding.convert_name(data[start:end])
+                # A name without a form in UTF-8 stays as stored.
+                text = text.removeprefix(utf8.RAW)
             yield text
             position = end
         yield data[position:]

@@ -139,8 +139,8 @@ def record_unforeseen(
     of the merge. The version may be older than the snapshot: the source has altered the table back.
     Of several versions it is the newest without an event: the merge that follows ends before this
     version, and finds an earlier one if it fails again. Each version leads to a few events at most.
-    So a change that its snapshots do not heal is not recorded for ever. An error about the table as
-    a whole may know the LSN and the OID itself.
+    So a change that its snapshots do not heal is not recorded without end. An error about the table
+    as a whole may know the LSN and the OID itself.
 
     A look at the catalog may have foreseen the change, but its LSN is above the first rows of the
     new version. If the re-snapshot has registered the version, the stream announces nothing new.
@@ -224,8 +224,9 @@ def _versions_in_use(
 
 
 def _start_in(epoch: int, snapshot: Snapshot | None) -> Lsn:
-    is_of_epoch = snapshot is not None and snapshot.epoch == epoch
-    return snapshot.snapshot_lsn if snapshot is not None and is_of_epoch else Lsn(0)
+    if snapshot is None or snapshot.epoch != epoch:
+        return Lsn(0)
+    return snapshot.snapshot_lsn
 
 
 def schema_change_error(table: TableName, event: SchemaEvent) -> SchemaChangeError:

@@ -10,6 +10,7 @@ from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.handover import copied_rows
 from pgcdc_assets_tests.support.resumed_copies import PAGE, slot_of
 from pgcdc_assets_tests.support.snapshot_copies import act_before_range
 
@@ -43,16 +44,6 @@ def _copy(database: Database, zone: RawZone) -> dict[str, SnapshotReport | Snaps
         policy=SnapshotPolicy(1, 8 * PAGE),
     )  # fmt: skip
     return {outcome.table: outcome for outcome in outcomes}
-
-
-def _rows(zone: RawZone, table: str) -> list[list[str | None]]:
-    """Return the rows of the newest snapshot of a table."""
-    loaded = zone.snapshots.table.load()
-    assert loaded is not None
-    newest = max(s.snapshot_lsn for s in zone.snapshots.complete_snapshots() if s.table == table)
-    filters = [("table", "=", table), ("snapshot_lsn", "=", int(newest))]
-    rows: list[list[str | None]] = loaded.to_pyarrow_table(filters=filters)["new"].to_pylist()
-    return sorted(rows, key=repr)
 
 
 def _source(database: Database, oid: int) -> list[list[str | None]]:
@@ -96,5 +87,7 @@ def test_a_table_that_changes_between_two_ranges_is_copied_as_it_is_afterwards(
     names = "'public.t'), to_regclass('moved'), to_regclass('s.t'"
     declared = database.value(f"select coalesce(to_regclass({names}))::oid::bigint")
     assert oid == declared
-    assert _rows(zone, "t") == _source(database, declared)
+    newest = max(s.snapshot_lsn for s in zone.snapshots.complete_snapshots() if s.table == "t")
+    rows = sorted(copied_rows(zone, "t", newest), key=repr)
+    assert rows == _source(database, declared)
     assert zone.ranges.all() == []

@@ -28,16 +28,21 @@ def _read(path: Path) -> list[bytes]:
     return messages
 
 
+def _insert_secret(capturing: Capturing) -> bytes:
+    """Publish a table with a row; return the table's OID as in a message."""
+    capturing.begin("create table t (id int, v text)")
+    capturing.database.execute("insert into t values (1, %s)", (SECRET.decode(),))
+    relation_id: int = capturing.database.value("select 't'::regclass::oid")
+    return relation_id.to_bytes(4, "big")
+
+
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_the_batch_of_a_malformed_message_is_kept_only_on_request(
     capturing: Capturing, proxy: TcpProxy, tmp_path: Path, is_kept: bool
 ) -> None:
-    capturing.begin("create table t (id int, v text)")
-    database, folder = capturing.database, tmp_path / "kept"
-    database.execute("insert into t values (1, %s)", (SECRET.decode(),))
-    relation_id = database.value("select 't'::regclass::oid")
+    relation_id, folder = _insert_secret(capturing), tmp_path / "kept"
     through = capturing.through(proxy.conninfo(capturing.conninfo))
-    proxy.damage(b"I" + relation_id.to_bytes(4, "big"), b"I\0\0\0\x01")
+    proxy.damage(b"I" + relation_id, b"I\0\0\0\x01")
     window, before = through.window(), capturing.confirmed()
     limits = CaptureLimits(malformed_folder=str(folder) if is_kept else None)
     with pytest.raises(ProtocolError) as caught:
@@ -72,10 +77,7 @@ def test_bytes_that_are_no_frames_are_kept_only_on_request(
     capturing: Capturing, proxy: TcpProxy, tmp_path: Path, is_kept: bool
 ) -> None:
     """The reader thread finds such bytes. No message of them reaches the decoder."""
-    capturing.begin("create table t (id int, v text)")
-    database, folder = capturing.database, tmp_path / "kept"
-    database.execute("insert into t values (1, %s)", (SECRET.decode(),))
-    relation_id = database.value("select 't'::regclass::oid")
+    relation_id, folder = _insert_secret(capturing), tmp_path / "kept"
     through = capturing.through(proxy.conninfo(capturing.conninfo))
     # XLogData with Insert: int and text of the row, each after its kind and its length.
     size = 4 + 25 + 8 + (5 + 1) + (5 + len(SECRET))
@@ -90,7 +92,7 @@ def test_bytes_that_are_no_frames_are_kept_only_on_request(
     assert (capturing.confirmed(), capturing.rows()) == (before, [])
     if is_kept:
         [kept] = _read(folder / f"{capturing.slot}-{window.key}.messages")
-        assert relation_id.to_bytes(4, "big") in kept
+        assert relation_id in kept
         assert SECRET in kept
     else:
         assert "stream.malformed_folder" in error

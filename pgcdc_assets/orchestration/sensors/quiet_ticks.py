@@ -36,8 +36,7 @@ class QuietTicks:
         Args:
             versions: read before the states of the tables.
         """
-        if not zone.lake.is_local:
-            self._merged[zone.lake.uri, zone.name] = versions, time.monotonic()
+        self._merged[zone.lake.uri, zone.name] = versions, time.monotonic()
 
     def forget(self, zone: RawZone) -> None:
         """Read the tables at the next tick."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.postgres.errors import database_and_role
 from pgcdc_assets.postgres.preflight.finding import Finding
 from pgcdc_assets.postgres.slots import read_server_identity, read_slot_status
 from pgcdc_assets.table_name import quoted
@@ -64,7 +63,7 @@ def check_slot_primary(
         yield Finding(_CODE, "error", str(error))
         return
     if not may_execute:
-        role = quoted(database_and_role(primary.describe())[1])
+        role = quoted(primary.role)
         yield Finding(
             _CODE,
             "error",
