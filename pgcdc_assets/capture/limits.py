@@ -8,7 +8,7 @@ from time import monotonic
 
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.policies import HeartbeatPolicy
-from pgcdc_assets.postgres.stream.connection import StreamSettings
+from pgcdc_assets.postgres.stream.request import StreamSettings
 
 _FIRST_PAUSE_SECONDS = 0.1
 

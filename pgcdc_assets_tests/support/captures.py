@@ -247,14 +247,14 @@ def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
     Embedded servers are built without SSL. A front encrypts the connections of `TlsWire`.
     """
-    from pgcdc_assets.postgres.stream import connection, tls_transport
+    from pgcdc_assets.postgres.stream import start, tls_transport
 
     if request.param != "TlsWire":
-        monkeypatch.setattr(connection, "SocketWire", getattr(connection, request.param))
+        monkeypatch.setattr(start, "SocketWire", getattr(start, request.param))
         yield
         return
     with tls_fronts(request.getfixturevalue("certificates")):
-        monkeypatch.setattr(connection, "SocketWire", tls_transport.start_tls_wire)
+        monkeypatch.setattr(start, "SocketWire", tls_transport.start_tls_wire)
         yield
 
 

@@ -30,7 +30,8 @@ from unittest import mock
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.postgres.connection import ConnectionSettings
-from pgcdc_assets.postgres.stream import connection, tls_transport
+from pgcdc_assets.postgres.stream import start as stream_start
+from pgcdc_assets.postgres.stream import tls_transport
 from pgcdc_assets.postgres.stream.plugin_options import PluginOptions, Streaming
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
@@ -261,7 +262,7 @@ def _run(
     with ExitStack() as stack:
         if certificates is not None:
             start = tls_transport.start_tls_wire
-            stack.enter_context(mock.patch.object(connection, "SocketWire", start))
+            stack.enter_context(mock.patch.object(stream_start, "SocketWire", start))
             stack.enter_context(tls_fronts(certificates))
         captures.begin()
         captures.run(kills, 3, 0.2 if plugin.two_phase else 0.0, seconds=60)
