@@ -81,7 +81,7 @@ class Landing:
                     self._rows(progress),
                     self._before_commit,
                     self._timeline,
-                    self.facts(self.window),
+                    self._facts(self.facts(self.window)),
                 ).summary
         except BaseException as error:
             self.captured.zone.relations.discard()
@@ -144,6 +144,18 @@ class Landing:
             return stream.timeline
         with server_timeline(self.captured.settings) as server:
             return server.number
+
+    def _facts(self, known: Mapping[str, int]) -> Callable[[], Mapping[str, int]]:
+        """Return a function for the facts of the commit, which the decoder knows at its end."""
+        changes, window = self.captured.zone.changes, self.window
+
+        def read() -> Mapping[str, int]:
+            through = self.source.decoder.messages.landed_through
+            if through <= window.end:
+                return known
+            return {**known, changes.messages_app_id(window.epoch): through}
+
+        return read
 
     def _has_time(self) -> bool:
         """Return whether the limit leaves time for a look at the catalog."""

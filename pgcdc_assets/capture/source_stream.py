@@ -19,6 +19,7 @@ from pgcdc_assets.postgres.encodings import TextNotConvertible, stored_encoding
 from pgcdc_assets.postgres.relation_resolver import CatalogResolver
 from pgcdc_assets.postgres.stream.connection import ReplicationStream
 from pgcdc_assets.protocol.frames import MessageBatch
+from pgcdc_assets.protocol.logical_messages import MessageSelection, NonTransactionalMessages
 from pgcdc_assets.protocol.quiet import is_empty, is_quiet
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.protocol.stored_messages import StoredMessages
@@ -69,7 +70,12 @@ class SourceStream:
             zone, epoch, position, conn.server_version, is_standby=stream.is_standby
         )
         self.decoder = StreamingDecoder(
-            self._resolve, self._spool, position, position, archive=self.archive
+            self._resolve,
+            self._spool,
+            position,
+            position,
+            archive=self.archive,
+            messages=_read_messages(captured, epoch),
         )
 
     def finish(self) -> bool:
@@ -170,3 +176,15 @@ class SourceStream:
         looked = [] if seen is None else [(seen.lsn, seen.definition.relation)]
         registered = self._zone.relations.registered(self._epoch, relation_id)
         return sorted([*looked, *registered], key=lambda version: version[0])
+
+
+def _read_messages(captured: CapturedSlot, epoch: int) -> NonTransactionalMessages:
+    """Return the logical messages to land, after those that are landed."""
+    policy = captured.limits.messages
+    if policy is None:
+        return NonTransactionalMessages()
+    prefixes = None if policy.prefixes is None else frozenset(map(str.encode, policy.prefixes))
+    return NonTransactionalMessages(
+        MessageSelection(prefixes, non_transactional=True),
+        captured.zone.changes.messages_through(epoch),
+    )

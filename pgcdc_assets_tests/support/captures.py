@@ -157,14 +157,16 @@ class Capturing:
         timeout: float = 120,
         streaming: str = "off",
         two_phase: bool = False,
+        messages: bool = False,
     ) -> subprocess.CompletedProcess[str]:
         """Capture by one session in a child process, which the failpoint kills."""
         keys = ",".join(window.key for window in windows)
         where = [self.conninfo, self.zone.lake.uri, self.slot, keys]
-        mode = "two_phase" if two_phase else ""
+        chosen = {"two_phase": two_phase, "messages": messages}
+        modes = ",".join(name for name, is_chosen in chosen.items() if is_chosen)
         program = "pgcdc_assets_tests.support.capture_process"
         return subprocess.run(
-            [sys.executable, "-m", program, *where, str(batch_bytes), streaming, mode],
+            [sys.executable, "-m", program, *where, str(batch_bytes), streaming, modes],
             env={**os.environ, "PGCDC_FAILPOINT": failpoint},
             capture_output=True,
             text=True,

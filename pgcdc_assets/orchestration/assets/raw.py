@@ -106,6 +106,7 @@ def build_raw_asset(
             limits = replace(
                 capture_limits(capture.stream),
                 heartbeat=capture.heartbeat,
+                messages=capture.messages,
                 failover=capture.failover,
                 adopt_slot=adopts,
             )

@@ -197,7 +197,7 @@ def test_the_error_names_a_program_that_takes_the_slot_after_the_first_check(
     capturing.begin("create table t (id int)")
     window = capturing.window()
     monkeypatch.setattr(
-        "pgcdc_assets.capture.session.wait_or_terminate_stale_walsender", lambda *_, **__: None
+        "pgcdc_assets.capture.connections.wait_or_terminate_stale_walsender", lambda *_, **__: None
     )
     with walsender(capturing, "other program") as pid:
         with pytest.raises(SlotBusy) as caught:
