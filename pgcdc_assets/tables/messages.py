@@ -23,7 +23,7 @@ from deltalake.exceptions import DeltaError
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.error_text import first_line
-from pgcdc_assets.errors import RawExpired, TransientError
+from pgcdc_assets.errors import RawExpired, RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.protocol.heads import MESSAGE
 from pgcdc_assets.protocol.logical_messages import NO_TRANSACTION
@@ -54,6 +54,21 @@ SCHEMA = pa.schema(
         pa.field("is_json", pa.bool_()),
     ]
 )
+_MEANINGS = {
+    "epoch": "Incarnation of the slot.",
+    "commit_lsn": "Position of the transaction's commit record; of a non-transactional message, "
+    "the last byte of its record.",
+    "ordinal": "Position of the row in its transaction.",
+    "xid": "Transaction id; NULL for a non-transactional message.",
+    "commit_ts": "Commit time; of a non-transactional message, the time at which the server sent "
+    "it to the capture.",
+    "origin": "Replication origin; NULL for the source's own transactions.",
+    "transactional": "Whether the message belongs to the transaction that wrote it.",
+    "prefix": "The message's prefix.",
+    "content": "The message's bytes.",
+    "text": "The content as text; NULL if the bytes are not UTF-8.",
+    "is_json": "Whether the text is a JSON document; NULL for a text above 16 MB.",
+}
 STATISTICS = ("epoch", "commit_lsn", "prefix")
 
 # Whether a longer text is JSON is not determined: the parser needs a multiple of its size.
@@ -62,6 +77,11 @@ LONGEST_JSON = 16 * 1024 * 1024
 _READ = ("commit_lsn", "ordinal", "xid", "commit_ts", "origin", "new")
 _IS_MESSAGE = pc.field("relation_id").is_null() & (pc.field("op") == chr(MESSAGE))
 _ATTEMPTS = 5
+
+
+def describe_columns() -> list[tuple[str, str, str]]:
+    """Return name, type and meaning of each column."""
+    return [(each.name, str(each.type), _MEANINGS[each.name]) for each in SCHEMA]
 
 
 class LsnRange(NamedTuple):
@@ -128,9 +148,17 @@ class MessageTable:
             commits_empty: also commit the watermark if there is no message.
 
         Raises:
+            RawZoneError: the windows below the position are not landed yet.
             RawExpired: retention has removed windows above the watermark.
             TransientError: the lake cannot be written, or other processes were always faster.
         """
+        captured = self.zone.changes.captured_through(through.epoch)
+        if captured is None or captured < through.lsn:
+            raise RawZoneError(
+                raw_zone=self.zone.uri,
+                reason=f"the windows through {through.lsn} are not landed yet. Capture them first, "
+                "then append their messages.",
+            )
         for _ in range(_ATTEMPTS):
             loaded = self.table.load_or_create()
             mark = self._watermark(loaded)
