@@ -121,11 +121,13 @@ def test_windows_that_are_not_landed_are_refused(zone: RawZone) -> None:
     assert table.watermark() is None
 
 
+@pytest.mark.parametrize("epoch", [1, 2])
 def test_of_two_appends_at_the_same_time_one_wins(
-    zone: RawZone, monkeypatch: pytest.MonkeyPatch
+    zone: RawZone, monkeypatch: pytest.MonkeyPatch, epoch: int
 ) -> None:
-    land(zone, 99, b"1")
-    through = land(zone, 199, b"2")
+    """The faster append may know a later epoch."""
+    first = land(zone, 99, b"1")
+    later = land(zone, 199, b"2", epoch=epoch)
     reach = failpoints.reach
     inner: list[Any] = []
 
@@ -133,10 +135,10 @@ def test_of_two_appends_at_the_same_time_one_wins(
         reach(name)
         if name == failpoints.BEFORE_MESSAGES_COMMIT and not inner:
             inner.append(None)
-            inner[0] = MessageTable(RawZone(zone.lake, zone.name)).append(through)
+            inner[0] = MessageTable(RawZone(zone.lake, zone.name)).append(later)
 
     monkeypatch.setattr(failpoints, "reach", append_meanwhile)
-    outer = MessageTable(zone).append(through)
+    outer = MessageTable(zone).append(first)
     assert (outer.row_count, inner[0].row_count) == (0, 2)
     assert contents_of(zone) == [b"1", b"2"]
     assert len(list(Path(zone.lake.path(zone.name, "messages")).glob("*.parquet"))) == 1
