@@ -94,8 +94,7 @@ def _windows_between(keys: list[str], since: Position, through: Position) -> Ite
 
 
 def _metadata(report: AppendReport) -> dict[str, Any]:
-    mark = report.watermark
-    return {
-        "appended_messages": report.row_count,
-        "watermark": "none" if mark is None else f"{mark.lsn} of epoch {mark.epoch}",
-    }
+    metadata: dict[str, Any] = {"appended_messages": report.row_count}
+    if report.watermark is not None:
+        metadata["watermark"] = str(report.watermark.lsn)
+    return metadata
