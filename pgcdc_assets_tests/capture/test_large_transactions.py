@@ -8,6 +8,7 @@ import pytest
 
 from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.merge.pipeline import Pipeline
+from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = pytest.mark.postgres
 
@@ -129,3 +130,21 @@ def test_a_row_of_200_mb_is_merged_with_the_default_heap(
     pipeline.database.execute("insert into t values (2, 'b')")
     pipeline.sync()
     pipeline.assert_equal()
+
+
+@pytest.mark.parametrize(("memory", "is_spilled"), [("64kB", True), ("64MB", False)])
+def test_the_connection_string_sets_the_memory_of_the_servers_decoding(
+    capturing: Capturing, memory: str, is_spilled: bool
+) -> None:
+    capturing.begin("create table t (id int)")
+    capturing.database.execute("insert into t select generate_series(1, 5000)")
+    options = f"-c logical_decoding_work_mem={memory}"
+    capturing.through(f"{capturing.conninfo} options='{options}'").capture()
+    query = (
+        "select total_txns > 0, spill_txns > 0 from pg_stat_replication_slots where slot_name = %s"
+    )
+    wait_until(
+        lambda: capturing.database.query(query, (capturing.slot,)) == [(True, is_spilled)],
+        "the statistics of the slot",
+    )
+    assert len(capturing.rows()) == 5000
