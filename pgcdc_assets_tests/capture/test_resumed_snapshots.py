@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 
+from pgcdc_assets import failpoints
 from pgcdc_assets.capture.snapshot import snapshot_each_table
 from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotReport
 from pgcdc_assets.capture.table_copy import SnapshotProgress
+from pgcdc_assets.demo.server import EmbeddedServer, StopMode
+from pgcdc_assets.errors import TransientError
 from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.raw.scan import data_files
 from pgcdc_assets.raw.snapshots import SnapshotLanding
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.database import Database, create_database
 from pgcdc_assets_tests.support.handover import copied_rows, replay, writers
 from pgcdc_assets_tests.support.resumed_copies import (
     PAGE,
@@ -257,3 +260,33 @@ def test_progress_is_reported_after_each_range(database: Database, zone: RawZone
     loaded = zone.snapshots.table.load()
     assert loaded is not None
     assert sum(file.row_count for file in data_files(loaded)) == 400
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_a_server_that_restarts_during_a_snapshot_loses_no_row(
+    own_server: EmbeddedServer, zone: RawZone, monkeypatch: pytest.MonkeyPatch, mode: StopMode
+) -> None:
+    """B2: the run fails cleanly or ends, and the next one is exact."""
+    own_server.start()
+    database = create_database(own_server, "source")
+    database.execute(TABLE.format(rows=400))
+    reach = failpoints.reach
+    restarted: list[str] = []
+
+    def restart_once(name: str) -> None:
+        reach(name)
+        if name == failpoints.AFTER_RANGE_COMMIT and not restarted:
+            restarted.append(name)
+            own_server.restart(mode)
+
+    monkeypatch.setattr(failpoints, "reach", restart_once)
+    failure: object = None
+    try:
+        failure = copy_t(database, zone)
+    except TransientError as error:
+        failure = error
+    assert restarted
+    assert isinstance(failure, SnapshotFailure | TransientError)
+    assert zone.snapshots.complete_snapshots() == []
+    database.execute("update t set n = n + 1 where id % 7 = 0; delete from t where id % 11 = 0")
+    assert is_exact(database, zone, copy_t(database, zone))
