@@ -74,7 +74,11 @@ def test_the_sides_are_equal_after_the_snapshot_after_changes_and_before_a_merge
 
 @pytest.mark.parametrize(
     ("is_merged", "is_small"),
-    [pytest.param(True, True, marks=pytest.mark.soak), (False, True), (False, False)],
+    [
+        pytest.param(True, True, marks=pytest.mark.soak),
+        pytest.param(False, True, marks=pytest.mark.soak),
+        (False, False),
+    ],
 )
 def test_a_wrong_a_missing_and_an_extra_row_are_reported_by_key(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, is_merged: bool, is_small: bool
@@ -362,7 +366,7 @@ def test_the_limit_of_a_statement_does_not_apply_to_the_reading_of_a_table(
     assert found.is_equal
 
 
-@pytest.mark.parametrize("is_small", [True, False])
+@pytest.mark.parametrize("is_small", [pytest.param(True, marks=pytest.mark.soak), False])
 def test_columns_that_the_source_has_dropped_are_not_compared(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, is_small: bool
 ) -> None:
