@@ -16,6 +16,7 @@ from pgcdc_assets.policies import (
     RESCUE,
     CheckPolicy,
     HeartbeatPolicy,
+    MessagePolicy,
     RetentionPolicy,
     SlotPolicy,
     SnapshotPolicy,
@@ -27,6 +28,7 @@ from pgcdc_assets.policies import (
 )
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.table_selection import TableSelection
+from pgcdc_assets.type_setting import parse_types
 
 # Asset keys, job names, lake folders and slots contain the name, and allow these characters.
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
@@ -35,15 +37,6 @@ _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 
 _POLICIES = ("on_schema_change", "on_poisoned_row")
 _SETTINGS = ("key", "scd", "tracked", "soft_deletes", "without_key", *_POLICIES, "types")
-
-# The parts of an interval, which Postgres stores separately. Delta has no interval types.
-INTERVAL_PARTS = "STRUCT<MONTHS INT,DAYS INT,MICROSECONDS BIGINT>"
-
-# The Delta types that `types` may choose, with blanks only between a name and its type.
-_CHOSEN = re.compile(
-    r"STRING|DOUBLE|VARIANT|BINARY|ARRAY<FLOAT>|MAP<STRING,STRING>|"
-    rf"DECIMAL\((\d{{1,2}}),(\d{{1,2}})\)|{INTERVAL_PARTS}"
-)
 
 
 @dataclass(frozen=True)
@@ -199,6 +192,8 @@ class CdcCapture:
         windows: when a window is opened, and its size.
         stream: time limits and sizes of the replication stream.
         heartbeat: the heartbeats of a running capture; None: no heartbeats.
+        messages: the logical messages to capture, and their table; None: all transactional
+            messages, without a table.
         retention: retention, and the schedule of maintenance.
         checks: the schedule of checks.
         merge_parallelism: number of tables that are merged in parallel in one Spark session.
@@ -224,6 +219,7 @@ class CdcCapture:
     windows: WindowPolicy = field(default_factory=WindowPolicy)
     stream: StreamPolicy = field(default_factory=StreamPolicy)
     heartbeat: HeartbeatPolicy | None = None
+    messages: MessagePolicy | None = None
     snapshot: SnapshotPolicy = field(default_factory=SnapshotPolicy)
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     checks: CheckPolicy = field(default_factory=CheckPolicy)
@@ -337,6 +333,11 @@ class CdcCapture:
         return SlotPolicy(self.failover, self.heartbeat, self.stream.two_phase)
 
     @property
+    def has_message_table(self) -> bool:
+        """Whether the captured logical messages are kept as a table of their own."""
+        return self.messages is not None and self.messages.table
+
+    @property
     def windows_name(self) -> str:
         """Name of the dynamic partitions definition of the raw asset and the SCD assets."""
         return f"{self.name}_windows"
@@ -345,29 +346,6 @@ class CdcCapture:
     def table_names(self) -> list[TableName]:
         """The names of all tables."""
         return [table.name for table in self.tables]
-
-
-def parse_types(table: str, types: Mapping[str, str]) -> dict[str, str]:
-    """Return the Delta types of columns without needless blanks and in capitals.
-
-    Raises:
-        ConfigurationError: a type is not one that can be chosen.
-    """
-    found = {}
-    for column, given in types.items():
-        ddl = re.sub(r"\s*([<>(),])\s*", r"\1", str(given).strip())
-        ddl = re.sub(r"\s*:\s*|\s+", " ", ddl).upper()
-        match = _CHOSEN.fullmatch(ddl)
-        digits = tuple(map(int, match.groups())) if match is not None and match[1] else (1, 0)
-        if match is None or not 1 <= digits[0] <= 38 or digits[1] > digits[0]:
-            raise ConfigurationError(
-                reason=f"Table {table}: types gives column {column} the type {given!r}, but it "
-                "must be STRING, DECIMAL(p,s) with p up to 38, DOUBLE, VARIANT, "
-                "MAP<STRING,STRING>, ARRAY<FLOAT>, BINARY or STRUCT<months INT, days INT, "
-                "microseconds BIGINT> (of an interval: Delta cannot store Spark's interval types)"
-            )
-        found[column] = ddl
-    return found
 
 
 def parse_tables(
