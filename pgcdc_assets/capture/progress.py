@@ -160,13 +160,21 @@ class Diagnostics:
         self._ended.set()
 
     def deliver(self) -> None:
-        """Hand the reports since the last call to `on_report`."""
-        while self._on_report is not None and not self._reports.empty():
-            self._on_report(self._reports.get())
+        """Hand the reports that wait to `on_report`.
+
+        Reports that are made during the call wait for the next call. A slow `on_report` therefore
+        delays the capture, and does not stop it.
+        """
+        if self._on_report is not None:
+            for _ in range(self._reports.qsize()):
+                self._on_report(self._reports.get())
 
     def _run(self) -> None:
         last = self.meter.read()
         while not self._ended.wait(self._captured.limits.report_seconds):
+            if not self._reports.empty():
+                # The next report has the figures of this interval too.
+                continue
             now = self.meter.read()
             self._reports.put(self._report(now.since(last)))
             last = now
