@@ -11,6 +11,7 @@ import pytest
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.capture.window import CaptureLimits
+from pgcdc_assets.cli.check import check_capture
 from pgcdc_assets.errors import (
     DefiniteError,
     RawZoneError,
@@ -25,6 +26,7 @@ from pgcdc_assets.postgres.stream.request import StreamSettings
 from pgcdc_assets.postgres.stream.transport import WireSettings
 from pgcdc_assets.protocol.decoder import Decoder
 from pgcdc_assets.protocol.frames import Bytes, Frames, cut
+from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets_tests.protocol.test_decoder import FAR, numbering
 from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.database import create_database, drop_database
@@ -180,8 +182,8 @@ def test_a_row_that_arrives_for_longer_than_the_sender_timeout_lands(
 
 
 def test_a_slot_that_another_program_advanced_stops_the_capture(capturing: Capturing) -> None:
-    """A9: the error names both LSNs and the gap."""
-    capturing.begin("create table t (id int)")
+    """A9: the error names both LSNs and the gap, and so does the pre-flight."""
+    capturing.begin("create table t (id int primary key)")
     expected = capturing.captured_through()
     capturing.database.execute("insert into t values (1)")
     window = capturing.window()
@@ -196,6 +198,10 @@ def test_a_slot_that_another_program_advanced_stops_the_capture(capturing: Captu
     assert (caught.value.expected, caught.value.confirmed_flush_lsn) == (expected, moved)
     assert f"{moved - expected} bytes" in str(caught.value)
     assert capturing.rows() == []
+    capture = CdcCapture("test", "pub", (CdcTable("public", "t"),), slot=capturing.slot)
+    findings = check_capture(capturing.settings, capture, capturing.zone)
+    [error] = [each for each in findings if (each.code, each.severity) == ("slot", "error")]
+    assert f"{moved - expected} bytes" in error.message
 
 
 def test_a_slot_that_advances_after_the_first_check_stops_the_capture(
