@@ -119,11 +119,11 @@ class NonTransactionalMessages:
         Raises:
             ProtocolError: the message is malformed.
         """
-        start = int(batch.starts[index])
-        payload = batch.buffer[start : batch.ends[index]].tobytes()
-        data = payload[ACTION_AT:]
+        body = int(batch.starts[index]) + ACTION_AT
+        head = batch.buffer[body - ACTION_AT : body].tobytes()
+        data = batch.buffer[body : batch.ends[index]].tobytes()
         message = parse_logical_message(data)
-        if message.lsn != int.from_bytes(payload[_LSN_AT : _LSN_AT + 8]):
+        if message.lsn != int.from_bytes(head[_LSN_AT : _LSN_AT + 8]):
             raise ProtocolError(
                 message_type="M", offset=2, reason="the LSN is not the LSN of the message's head"
             )
@@ -133,7 +133,7 @@ class NonTransactionalMessages:
             return True
         self.landed_through = message.lsn
         if self.selection.selects(message, data):
-            sent_us = int.from_bytes(payload[_SENT_AT : _SENT_AT + 8], signed=True)
+            sent_us = int.from_bytes(head[_SENT_AT : _SENT_AT + 8], signed=True)
             self._keep(message, data, check_time(MessageReader(data), sent_us))
         return True
 

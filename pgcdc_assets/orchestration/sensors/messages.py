@@ -66,12 +66,14 @@ def build_messages_sensor(
 class WaitingMessages:
     """The landed messages that are not in their table yet.
 
-    A heartbeat of the package is a logical message too, and is no row of the table. A position
-    below which nothing else waits is remembered, so that heartbeats are read once.
+    A heartbeat of the package is a logical message too, and is no row of the table. For each
+    watermark, a position below which nothing else waits is remembered, so that heartbeats are read
+    once.
     """
 
     def __init__(self, capture: CdcCapture) -> None:
         self._capture = capture
+        self._watermark: Position | None = None
         self._none_below: Position | None = None
 
     def find_request(
@@ -84,10 +86,10 @@ class WaitingMessages:
         through = captured_through(zone, epoch)
         table = MessageTable(zone)
         mark = table.watermark()
-        since = mark
-        if self._none_below is not None and mark is not None:
-            since = max(mark, self._none_below)
-        if table.find_waiting(since, through) is None:
+        if mark != self._watermark:
+            # Messages were appended, or the table was deleted.
+            self._watermark, self._none_below = mark, None
+        if table.find_waiting(self._none_below or mark, through) is None:
             self._none_below = through
             return dg.SkipReason(_NOTHING_WAITS)
         known = instance.get_dynamic_partitions(self._capture.windows_name)

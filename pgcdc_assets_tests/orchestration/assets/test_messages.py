@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from pgcdc_assets.orchestration.jobs.sync_messages import find_message_requests
+from pgcdc_assets.orchestration.sensors.messages import WaitingMessages
 from pgcdc_assets.policies import MessagePolicy
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 
@@ -82,6 +84,30 @@ def test_the_table_that_is_switched_on_later_has_the_earlier_messages(
     assert texts(made) == [("before", True)]
     assert find_message_requests(made.instance, made.location.captures[NAME]) == []
     assert find_message_requests(orchestrated.instance, orchestrated.location.captures[NAME]) == []
+
+
+def test_heartbeats_request_nothing_and_a_deleted_table_is_filled_again(
+    orchestrated: Orchestrated,
+) -> None:
+    made = with_messages(orchestrated)
+    made.copy()
+    waiting = WaitingMessages(made.capture)
+    for _ in range(2):
+        made.commit("select pg_logical_emit_message(true, 'pgcdc', '')")
+        made.land()
+        assert isinstance(waiting.find_request(made.instance, made.zone), dg.SkipReason)
+    emit(made, "one")
+    made.land()
+    request = waiting.find_request(made.instance, made.zone)
+    assert isinstance(request, dg.RunRequest)
+    assert made.execute(request, "messages").success
+    assert isinstance(waiting.find_request(made.instance, made.zone), dg.SkipReason)
+
+    shutil.rmtree(made.lake.path(NAME, "messages"))
+    request = waiting.find_request(made.instance, made.zone)
+    assert isinstance(request, dg.RunRequest)
+    assert made.execute(request, "messages").success
+    assert texts(made) == [("one", True)]
 
 
 def test_a_partition_of_the_past_is_materialised_again_without_a_change(
