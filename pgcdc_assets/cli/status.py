@@ -31,6 +31,7 @@ from pgcdc_assets.postgres.slots import SlotStatus, read_slot_status
 from pgcdc_assets.postgres.snapshot_age import SnapshotAge, read_held_snapshot
 from pgcdc_assets.raw.ranges import UnfinishedCopy
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.tables.messages import MessageTable
 
 # Control sequences of ECMA-48: cursor to the first line, erase the screen.
 _CLEAR = "\x1b[H\x1b[2J"
@@ -76,6 +77,8 @@ def _print_all(captures: Sequence[LoadedCapture]) -> None:
             _print_slot(loaded, slot, state, _seconds_since_landing(instance, loaded))
             stopped = find_merge_failures(instance, loaded.capture.name, state.tables)
             _print_tables(state, stopped)
+            if loaded.capture.has_message_table:
+                print_messages(MessageTable(zone), state.captured_through)
             if state.epoch is not None:
                 _print_copies(zone.ranges.unfinished_copies(state.epoch.epoch))
             _print_held_snapshot(held)
@@ -164,6 +167,14 @@ def _print_tables(state: CaptureState, stopped: Mapping[str, str]) -> None:
     gates = {t.table.qualified_name: t.gate for t in state.tables if t.gate is not None}
     for name, gate in gates.items():
         print(f"  SCHEMA CHANGE {name}: {gate.reason} {remedy_of(gate)}")
+
+
+def print_messages(table: MessageTable, captured_through: Position | None) -> None:
+    """Print through where logical messages are in their table, and whether messages wait."""
+    mark = table.watermark()
+    shown = "none yet" if mark is None else f"through {mark.lsn} of epoch {mark.epoch}"
+    waits = captured_through is not None and table.find_waiting(mark, captured_through) is not None
+    print(f"  logical messages: {shown}{', and more wait for their append' if waits else ''}")
 
 
 def _word(table: TableState, stopped: Mapping[str, str]) -> str:

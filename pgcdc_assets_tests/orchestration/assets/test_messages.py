@@ -10,9 +10,12 @@ import dagster as dg
 import pytest
 from deltalake import DeltaTable
 
+from pgcdc_assets.cli.status import print_messages
 from pgcdc_assets.orchestration.jobs.sync_messages import find_message_requests
 from pgcdc_assets.orchestration.sensors.messages import WaitingMessages
+from pgcdc_assets.orchestration.state import captured_through
 from pgcdc_assets.policies import MessagePolicy
+from pgcdc_assets.tables.messages import MessageTable
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 
 pytestmark = pytest.mark.postgres
@@ -69,7 +72,7 @@ def test_the_sensor_requests_an_append_when_messages_are_landed(
 
 
 def test_the_table_that_is_switched_on_later_has_the_earlier_messages(
-    orchestrated: Orchestrated,
+    orchestrated: Orchestrated, capsys: pytest.CaptureFixture[str]
 ) -> None:
     orchestrated.copy()
     emit(orchestrated, "before")
@@ -78,10 +81,17 @@ def test_the_table_that_is_switched_on_later_has_the_earlier_messages(
     assert KEY not in keys
 
     made = with_messages(orchestrated)
+    epoch = made.zone.epochs.latest()
+    assert epoch is not None
+    captured = captured_through(made.zone, epoch)
+    print_messages(MessageTable(made.zone), captured)
+    assert "none yet, and more wait for their append" in capsys.readouterr().out
     # `pgcdc sync` asks for one append at its end.
     (request,) = find_message_requests(made.instance, made.location.captures[NAME])
     assert made.execute(request, "messages").success
     assert texts(made) == [("before", True)]
+    print_messages(MessageTable(made.zone), captured)
+    assert f"through {captured.lsn} of epoch 1\n" in capsys.readouterr().out
     assert find_message_requests(made.instance, made.location.captures[NAME]) == []
     assert find_message_requests(orchestrated.instance, orchestrated.location.captures[NAME]) == []
 
