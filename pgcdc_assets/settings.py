@@ -10,9 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pgcdc_assets.column_types import parse_types
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.policies import (
+    DEFAULT_POLICIES,
+    DELETE,
     FOLLOW,
+    KEEP,
     RESCUE,
     CheckPolicy,
     HeartbeatPolicy,
@@ -22,8 +26,7 @@ from pgcdc_assets.policies import (
     StepLimit,
     StreamPolicy,
     WindowPolicy,
-    check_row_policy,
-    check_schema_policy,
+    check_policies,
 )
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.table_selection import TableSelection
@@ -33,17 +36,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 
-_POLICIES = ("on_schema_change", "on_poisoned_row")
-_SETTINGS = ("key", "scd", "tracked", "soft_deletes", "without_key", *_POLICIES, "types")
-
-# The parts of an interval, which Postgres stores separately. Delta has no interval types.
-INTERVAL_PARTS = "STRUCT<MONTHS INT,DAYS INT,MICROSECONDS BIGINT>"
-
-# The Delta types that `types` may choose, with blanks only between a name and its type.
-_CHOSEN = re.compile(
-    r"STRING|DOUBLE|VARIANT|BINARY|ARRAY<FLOAT>|MAP<STRING,STRING>|"
-    rf"DECIMAL\((\d{{1,2}}),(\d{{1,2}})\)|{INTERVAL_PARTS}"
-)
+_SETTINGS = ("key", "scd", "tracked", "soft_deletes", "without_key", *DEFAULT_POLICIES, "types")
 
 
 @dataclass(frozen=True)
@@ -62,6 +55,7 @@ class CdcTable:
         on_schema_change: `follow`, `ask` or `stop`, see `policies`; None: the capture's setting.
         on_poisoned_row: `rescue` or `stop`, see `policies`; None: the capture's setting.
         types: the Delta types of columns in place of their default types.
+        on_detached_partition: `delete` or `keep`, see `policies`; None: the capture's setting.
     """
 
     schema: str
@@ -74,6 +68,7 @@ class CdcTable:
     on_schema_change: str | None = None
     on_poisoned_row: str | None = None
     types: Mapping[str, str] = field(default_factory=dict, hash=False)
+    on_detached_partition: str | None = None
 
     @property
     def name(self) -> TableName:
@@ -99,6 +94,11 @@ class CdcTable:
     def row_policy(self) -> str:
         """The setting `on_poisoned_row`, with its default."""
         return self.on_poisoned_row or RESCUE
+
+    @property
+    def keeps_partitions(self) -> bool:
+        """Whether the rows of detached and dropped partitions stay."""
+        return self.on_detached_partition == KEEP
 
     @property
     def mirrors_source(self) -> bool:
@@ -138,6 +138,7 @@ class CdcTable:
         on_schema_change: str | None = None,
         on_poisoned_row: str | None = None,
         types: Mapping[str, str] | None = None,
+        on_detached_partition: str | None = None,
     ) -> CdcTable:
         """Return the settings of a table after a check. See `TableName.parse` for the name.
 
@@ -166,11 +167,7 @@ class CdcTable:
                 reason=f"Table {name}: without_key is {without_key!r}, but must be bag (the rows "
                 "with duplicates) or log (the changes in commit order)"
             )
-        if on_schema_change is not None:
-            check_schema_policy(on_schema_change, f"Table {name}")
-        if on_poisoned_row is not None:
-            check_row_policy(on_poisoned_row, f"Table {name}")
-        return cls(
+        table = cls(
             parsed.schema,
             parsed.table,
             tuple(scd),
@@ -181,7 +178,10 @@ class CdcTable:
             on_schema_change,
             on_poisoned_row,
             parse_types(name, types or {}),
+            on_detached_partition,
         )
+        check_policies(table, f"Table {name}")
+        return table
 
 
 @dataclass(frozen=True)
@@ -209,6 +209,8 @@ class CdcCapture:
         on_schema_change: what happens after a schema change, for tables without the setting.
         on_poisoned_row: what happens to a table with a row that cannot be decoded, for tables
             without the setting.
+        on_detached_partition: what happens to the rows of a partition that was detached or dropped,
+            for tables without the setting.
         catalog_poll_seconds: interval at which the lag sensor polls the catalog for schema changes
             that no row announces; 0: at every evaluation.
         selection: follow the publication: tables that match the patterns are kept, and a new table
@@ -233,6 +235,7 @@ class CdcCapture:
     adopt_slot: bool = False
     on_schema_change: str = FOLLOW
     on_poisoned_row: str = RESCUE
+    on_detached_partition: str = DELETE
     catalog_poll_seconds: float = 30.0
     selection: TableSelection | None = None
     own_settings: tuple[CdcTable, ...] | None = None
@@ -256,8 +259,7 @@ class CdcCapture:
             raise ConfigurationError(reason="verify_wait_seconds must not be negative")
         if self.catalog_poll_seconds < 0:
             raise ConfigurationError(reason="catalog_poll_seconds must not be negative")
-        check_schema_policy(self.on_schema_change, f"Capture {self.name}")
-        check_row_policy(self.on_poisoned_row, f"Capture {self.name}")
+        check_policies(self, f"Capture {self.name}")
         if not self.publication:
             raise ConfigurationError(reason=f"Capture {self.name} names no publication")
         if not self.tables and self.selection is None:
@@ -277,7 +279,7 @@ class CdcCapture:
         if self.selection is not None and self.own_settings is None:
             self._check_selected(self.selection)
             object.__setattr__(self, "own_settings", self.tables)
-        if (self.on_schema_change, self.on_poisoned_row) != (FOLLOW, RESCUE):
+        if any(getattr(self, name) != default for name, default in DEFAULT_POLICIES.items()):
             # A merge gets the settings of tables only.
             object.__setattr__(self, "tables", tuple(map(self._with_policies, self.tables)))
 
@@ -292,11 +294,8 @@ class CdcCapture:
                 )
 
     def _with_policies(self, table: CdcTable) -> CdcTable:
-        return replace(
-            table,
-            on_schema_change=table.on_schema_change or self.on_schema_change,
-            on_poisoned_row=table.on_poisoned_row or self.on_poisoned_row,
-        )
+        own = {name: getattr(table, name) or getattr(self, name) for name in DEFAULT_POLICIES}
+        return replace(table, **own)
 
     def with_listed_tables(self, names: Iterable[TableName]) -> CdcCapture:
         """Return the capture with the tables of a list that its selection selects."""
@@ -337,6 +336,11 @@ class CdcCapture:
         return SlotPolicy(self.failover, self.heartbeat, self.stream.two_phase)
 
     @property
+    def keepers(self) -> list[TableName]:
+        """The names of the tables that keep the rows of detached partitions."""
+        return [table.name for table in self.tables if table.keeps_partitions]
+
+    @property
     def windows_name(self) -> str:
         """Name of the dynamic partitions definition of the raw asset and the SCD assets."""
         return f"{self.name}_windows"
@@ -345,29 +349,6 @@ class CdcCapture:
     def table_names(self) -> list[TableName]:
         """The names of all tables."""
         return [table.name for table in self.tables]
-
-
-def parse_types(table: str, types: Mapping[str, str]) -> dict[str, str]:
-    """Return the Delta types of columns without needless blanks and in capitals.
-
-    Raises:
-        ConfigurationError: a type is not one that can be chosen.
-    """
-    found = {}
-    for column, given in types.items():
-        ddl = re.sub(r"\s*([<>(),])\s*", r"\1", str(given).strip())
-        ddl = re.sub(r"\s*:\s*|\s+", " ", ddl).upper()
-        match = _CHOSEN.fullmatch(ddl)
-        digits = tuple(map(int, match.groups())) if match is not None and match[1] else (1, 0)
-        if match is None or not 1 <= digits[0] <= 38 or digits[1] > digits[0]:
-            raise ConfigurationError(
-                reason=f"Table {table}: types gives column {column} the type {given!r}, but it "
-                "must be STRING, DECIMAL(p,s) with p up to 38, DOUBLE, VARIANT, "
-                "MAP<STRING,STRING>, ARRAY<FLOAT>, BINARY or STRUCT<months INT, days INT, "
-                "microseconds BIGINT> (of an interval: Delta cannot store Spark's interval types)"
-            )
-        found[column] = ddl
-    return found
 
 
 def parse_tables(
