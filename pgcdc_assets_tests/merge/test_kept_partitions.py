@@ -80,11 +80,13 @@ def test_rows_of_detached_partitions_stay_until_a_person_takes_a_snapshot(
 
     execute("alter table p alter v type int using 5")
     pipeline.capture()
+    execute("insert into p values (24, 7)")
+    pipeline.capture()
     for failure in pipeline.merge(None, P).values():
         assert isinstance(failure, MergeFailure)
         assert "has kept rows of detached partitions" in str(failure.error)
     assert _ids(pipeline, 1) == [1, 11, 21]
     pipeline.copy("p")
     _merge(pipeline)
-    assert _ids(pipeline, 1) == _ids(pipeline, 2, "_is_current") == [21]
+    assert _ids(pipeline, 1) == _ids(pipeline, 2, "_is_current") == [21, 24]
     assert _compare(pipeline, P).is_equal
