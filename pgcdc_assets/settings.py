@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pgcdc_assets.column_types import parse_types
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.policies import (
     DEFAULT_POLICIES,
@@ -20,6 +19,7 @@ from pgcdc_assets.policies import (
     RESCUE,
     CheckPolicy,
     HeartbeatPolicy,
+    MessagePolicy,
     RetentionPolicy,
     SlotPolicy,
     SnapshotPolicy,
@@ -30,6 +30,7 @@ from pgcdc_assets.policies import (
 )
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.table_selection import TableSelection
+from pgcdc_assets.type_setting import parse_types
 
 # Asset keys, job names, lake folders and slots contain the name, and allow these characters.
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
@@ -199,6 +200,8 @@ class CdcCapture:
         windows: when a window is opened, and its size.
         stream: time limits and sizes of the replication stream.
         heartbeat: the heartbeats of a running capture; None: no heartbeats.
+        messages: the logical messages to capture, and their table; None: all transactional
+            messages, without a table.
         retention: retention, and the schedule of maintenance.
         checks: the schedule of checks.
         merge_parallelism: number of tables that are merged in parallel in one Spark session.
@@ -226,6 +229,7 @@ class CdcCapture:
     windows: WindowPolicy = field(default_factory=WindowPolicy)
     stream: StreamPolicy = field(default_factory=StreamPolicy)
     heartbeat: HeartbeatPolicy | None = None
+    messages: MessagePolicy | None = None
     snapshot: SnapshotPolicy = field(default_factory=SnapshotPolicy)
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     checks: CheckPolicy = field(default_factory=CheckPolicy)
@@ -339,6 +343,11 @@ class CdcCapture:
     def keepers(self) -> list[TableName]:
         """The names of the tables that keep the rows of detached partitions."""
         return [table.name for table in self.tables if table.keeps_partitions]
+
+    @property
+    def has_message_table(self) -> bool:
+        """Whether the captured logical messages are kept as a table of their own."""
+        return self.messages is not None and self.messages.table
 
     @property
     def windows_name(self) -> str:

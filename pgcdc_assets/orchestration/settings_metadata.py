@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -9,6 +10,8 @@ import dagster as dg
 
 from pgcdc_assets.policies import (
     CheckPolicy,
+    HeartbeatPolicy,
+    MessagePolicy,
     RetentionPolicy,
     SnapshotPolicy,
     StepLimit,
@@ -43,12 +46,18 @@ def read_capture_settings(metadata: Any) -> CdcCapture:
             "own_settings": None if own is None else tuple(map(CdcTable.of_fields, own)),
             "windows": WindowPolicy(**data["windows"]),
             "stream": StreamPolicy(**data["stream"]),
+            "heartbeat": _optional(HeartbeatPolicy, data.get("heartbeat")),
+            "messages": _optional(MessagePolicy, data.get("messages")),
             "snapshot": SnapshotPolicy(**data.get("snapshot", {})),
             "retention": RetentionPolicy(**data["retention"]),
             "checks": CheckPolicy(**data.get("checks", {})),
             "merge_step": StepLimit(**data.get("merge_step", {})),
         }
     )
+
+
+def _optional(policy: Callable[..., Any], data: Mapping[str, Any] | None) -> Any:
+    return None if data is None else policy(**data)
 
 
 def _lists(value: Any) -> Any:

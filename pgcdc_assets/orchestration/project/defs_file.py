@@ -24,6 +24,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.policies import (
     CheckPolicy,
+    HeartbeatPolicy,
+    MessagePolicy,
     RetentionPolicy,
     SnapshotPolicy,
     StepLimit,
@@ -53,6 +55,8 @@ _ALLOWED: dict[Any, str] = {
 _POLICIES: dict[str, Callable[..., object]] = {
     "windows": WindowPolicy,
     "stream": StreamPolicy,
+    "heartbeat": HeartbeatPolicy,
+    "messages": MessagePolicy,
     "snapshot": SnapshotPolicy,
     "retention": RetentionPolicy,
     "checks": CheckPolicy,

@@ -1,4 +1,4 @@
-"""The Delta types that the setting `types` may choose for a column."""
+"""The setting `types` of a table: the Delta types that it may choose for columns."""
 
 from __future__ import annotations
 
