@@ -148,7 +148,7 @@ def chosen_type(column: Column, ddl: str) -> DeltaType | None:
     """Return the type that the settings choose for a column; None if the column cannot have it.
 
     Args:
-        ddl: as `settings.parse_types` returns it.
+        ddl: as `type_setting.parse_types` returns it.
     """
     if ddl == "STRING":
         return TEXT
