@@ -62,6 +62,8 @@ from pgcdc_assets.protocol.relation import Relation
 
 Resolve = Callable[[Relation, Lsn, int], tuple[Relation, int]]
 
+_FEW_ANNOUNCEMENTS = 64
+
 _BEGIN_BYTES = BODY_AT + 20
 _COMMIT_BYTES = BODY_AT + 25
 
@@ -113,13 +115,16 @@ class Decoder:
         """
         self._window_start = int(window_start)
         self._window_end = int(window_end)
-        # A stream may announce a relation many times: keep the versions in use.
-        self._announced = [self._announced[index] for index in self._relation_indexes.values()]
-        self._relation_indexes = {oid: index for index, oid in enumerate(self._relation_indexes)}
+        self._forget_replaced_announcements()
         self.is_finished = False
         self.rest: MessageBatch | None = None
         self.warnings: Counter[str] = Counter()
         self.parked: dict[int, ParkedRows] = {}
+
+    def _forget_replaced_announcements(self) -> None:
+        """Keep the versions of relations in use. A stream may announce a relation many times."""
+        self._announced = [self._announced[index] for index in self._relation_indexes.values()]
+        self._relation_indexes = {oid: index for index, oid in enumerate(self._relation_indexes)}
 
     @property
     def is_open(self) -> bool:
@@ -190,6 +195,9 @@ class Decoder:
             raise self._add_context(error, batch) from None
 
     def _decode(self, batch: MessageBatch) -> pa.RecordBatch | None:
+        if len(self._announced) > 2 * len(self._relation_indexes) + _FEW_ANNOUNCEMENTS:
+            # Each batch reads all announcements.
+            self._forget_replaced_announcements()
         heads = read_heads(batch, self._is_open)
         heads, transactions = self._read_transactions(heads)
         if len(heads.starts) == 0:

@@ -93,6 +93,7 @@ class NonTransactionalMessages:
         self.selection = selection
         self.landed_through = landed_through
         self._rows: list[tuple[int, int, dt.datetime, list[str]]] = []
+        self._found = np.empty(0, np.int64)
 
     def begin_window(self, window_end: int, window_start: int) -> None:
         """Continue with the next window of the same stream."""
@@ -100,42 +101,53 @@ class NonTransactionalMessages:
         self._rows = []
         self._last_position, self._next_ordinal = -1, 0
 
-    def find(self, batch: MessageBatch, actions: Bytes) -> Positions:
-        """Return the indexes of the messages, if they are landed.
+    def find(self, batch: MessageBatch, actions: Bytes) -> None:
+        """Find the messages of a batch.
 
-        A message in a block of a streamed transaction may be among the indexes: a transaction id
-        precedes its flags.
+        A message in a block of a streamed transaction may be among them, because a transaction id
+        precedes its flags. `leave_out` and `add` do not get the messages of a block.
         """
-        if not self.selection.non_transactional:
-            return np.empty(0, np.int64)
-        found = np.flatnonzero(actions == MESSAGE)
-        flags = batch.starts[found] + BODY_AT
-        is_found = (flags < batch.ends[found]) & (batch.buffer[flags] & 1 == 0)
-        return np.asarray(found[is_found], np.int64)
+        self._found = np.empty(0, np.int64)
+        if self.selection.non_transactional:
+            found = np.flatnonzero(actions == MESSAGE)
+            flags = batch.starts[found] + BODY_AT
+            is_found = (flags < batch.ends[found]) & (batch.buffer[flags] & 1 == 0)
+            self._found = np.asarray(found[is_found], np.int64)
 
-    def add(self, batch: MessageBatch, index: int) -> bool:
-        """Add the message at `index`. Return False if the message ends the window.
+    def _between(self, first: int, last: int) -> Positions:
+        start, end = np.searchsorted(self._found, (first, last))
+        return self._found[start:end]
+
+    def leave_out(
+        self, batch: MessageBatch, first: int, last: int
+    ) -> tuple[Positions | slice, int]:
+        """Return the indexes of the other messages in a range, up to the end of the window.
+
+        Returns:
+            The indexes, and the index of the first message behind the window, or `last`.
 
         Raises:
-            ProtocolError: the message is malformed.
+            ProtocolError: a message is malformed.
         """
-        body = int(batch.starts[index]) + ACTION_AT
-        head = batch.buffer[body - ACTION_AT : body].tobytes()
-        data = batch.buffer[body : batch.ends[index]].tobytes()
-        message = parse_logical_message(data)
-        if message.lsn != int.from_bytes(head[_LSN_AT : _LSN_AT + 8]):
-            raise ProtocolError(
-                message_type="M", offset=2, reason="the LSN is not the LSN of the message's head"
-            )
-        if message.lsn - _most_record_bytes(len(data)) >= self._window_end:
-            return False
-        if message.lsn <= max(self._window_start, self.landed_through):
-            return True
-        self.landed_through = message.lsn
-        if self.selection.selects(message, data):
-            sent_us = int.from_bytes(head[_SENT_AT : _SENT_AT + 8], signed=True)
-            self._keep(message, data, check_time(MessageReader(data), sent_us))
-        return True
+        found = self._between(first, last)
+        if len(found) == 0:
+            return slice(first, last), last
+        for index in found.tolist():
+            message, data, _ = _parse(batch, index)
+            if message.lsn - _most_record_bytes(len(data)) >= self._window_end:
+                last = index
+                break
+        return np.setdiff1d(np.arange(first, last), found, assume_unique=True), last
+
+    def add(self, batch: MessageBatch, first: int, last: int) -> None:
+        """Add the messages of a range, which belong to the window."""
+        for index in self._between(first, last).tolist():
+            message, data, sent_us = _parse(batch, index)
+            if message.lsn <= max(self._window_start, self.landed_through):
+                continue
+            self.landed_through = message.lsn
+            if self.selection.selects(message, data):
+                self._keep(message, data, sent_us)
 
     def _keep(self, message: LogicalMessage, data: bytes, time_us: int) -> None:
         position = min(message.lsn, self._window_end) - 1
@@ -168,6 +180,23 @@ class NonTransactionalMessages:
             ],
             schema=DECODED,
         )
+
+
+def _parse(batch: MessageBatch, index: int) -> tuple[LogicalMessage, bytes, int]:
+    """Return a message, its bytes from the action byte on, and the time at which it was sent."""
+    body = int(batch.starts[index]) + ACTION_AT
+    head = batch.buffer[body - ACTION_AT : body].tobytes()
+    data = batch.buffer[body : batch.ends[index]].tobytes()
+    try:
+        message = parse_logical_message(data)
+        if message.lsn != int.from_bytes(head[_LSN_AT : _LSN_AT + 8]):
+            raise ProtocolError(
+                message_type="M", offset=2, reason="the LSN is not the LSN of the message's head"
+            )
+        sent_us = int.from_bytes(head[_SENT_AT : _SENT_AT + 8], signed=True)
+        return message, data, check_time(MessageReader(data), sent_us)
+    except ProtocolError as error:
+        raise error.at(body - ACTION_AT) from None
 
 
 def _most_record_bytes(message_bytes: int) -> int:

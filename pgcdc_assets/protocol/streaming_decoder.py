@@ -16,9 +16,9 @@ worthless: the server sends an open transaction again from its start, because `r
 above the start of the oldest open transaction. A prepared transaction is not sent again: see
 `prepared`.
 
-Batches are cut at the delimiters of the versions 2 to 4, and at non-transactional logical messages.
-Blocks of one transaction that follow each other in a batch are decoded together, because a block
-may be small: it has up to `logical_decoding_work_mem` of changes.
+Batches are cut at the delimiters of the versions 2 to 4. Blocks of one transaction that follow each
+other in a batch are decoded together, because a block may be small: it has up to
+`logical_decoding_work_mem` of changes. Non-transactional logical messages are read apart.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from pgcdc_assets.protocol.decoder import Decoder, Resolve
 from pgcdc_assets.protocol.frames import MessageBatch
 from pgcdc_assets.protocol.heads import (
     ACTION_AT,
-    MESSAGE,
     MOST_VALUES,
     XID_BYTES,
     read_actions,
@@ -186,8 +185,8 @@ class StreamingDecoder:
 
     def _decode(self, batch: MessageBatch) -> Iterator[pa.RecordBatch]:
         first, actions = 0, read_actions(batch)
-        messages = self.messages.find(batch, actions)
-        delimiters = np.union1d(np.flatnonzero(_IS_DELIMITER[actions]), messages)
+        self.messages.find(batch, actions)
+        delimiters = np.flatnonzero(_IS_DELIMITER[actions])
         for index in [*delimiters.tolist(), len(batch.starts)]:
             yield from self._run(batch, first, index)
             if self.is_finished:
@@ -195,9 +194,6 @@ class StreamingDecoder:
             if index == len(batch.starts):
                 self._read_blocks(batch)
                 return
-            if actions[index] == MESSAGE and (self._block is not None or self._whole.is_open):
-                first = index
-                continue
             start = int(batch.starts[index])
             data = batch.buffer[start + ACTION_AT : batch.ends[index]].tobytes()
             try:
@@ -218,15 +214,18 @@ class StreamingDecoder:
             self._waiting[1].append(slice(first, last))
             return
         self._read_blocks(batch)
-        run = MessageBatch(batch.buffer, batch.starts[first:last], batch.ends[first:last])
+        chosen, end = self.messages.leave_out(batch, first, last)
+        run = MessageBatch(batch.buffer, batch.starts[chosen], batch.ends[chosen])
         for part in split_by_values(run, self._most_values):
             rows = self._whole.decode(part)
             if rows is not None:
                 yield rows
             if self._whole.rest is not None:
-                end = np.searchsorted(batch.starts, self._whole.rest.starts[0])
-                self._finish(batch, int(end))
-                return
+                end = int(np.searchsorted(batch.starts, self._whole.rest.starts[0]))
+                break
+        self.messages.add(batch, first, end)
+        if end < last:
+            self._finish(batch, end)
 
     def _finish(self, batch: MessageBatch, index: int) -> None:
         """End the window before the message at `index`."""
@@ -251,12 +250,9 @@ class StreamingDecoder:
 
     def _delimiter(self, batch: MessageBatch, index: int, data: bytes) -> Iterator[pa.RecordBatch]:
         action = data[0]
-        if action == MESSAGE:
-            if not self.messages.add(batch, index):
-                self._finish(batch, index)
-        elif self._whole.is_open:
+        if self._whole.is_open:
             raise _refused(data, "a streamed transaction inside a transaction")
-        elif action == PREPARE and self._preparing is not None:
+        if action == PREPARE and self._preparing is not None:
             self._read_blocks(batch)
             self._end_block_by_prepare(data)
         elif action == STREAM_STOP:

@@ -91,13 +91,20 @@ def test_a_message_cut_at_any_byte_is_a_protocol_error() -> None:
             list(decoder.decode(MessageBatch.of([whole[:length]])))
 
 
-def test_a_message_inside_a_transaction_is_counted() -> None:
-    """The server sends none there."""
-    decoder, _ = streaming(messages=NonTransactionalMessages(ALL))
+def test_messages_among_transactions_are_read_apart_up_to_the_windows_end() -> None:
+    decoder, _ = streaming(9000, messages=NonTransactionalMessages(ALL))
+    begin, commit = encoding.begin, encoding.commit
     payloads = [
-        encoding.xlog_data(encoding.begin(9000, 700)),
-        message(8000, b"content"),
-        encoding.xlog_data(encoding.commit(9000)),
+        message(8000, b"first"),
+        *map(encoding.xlog_data, (begin(8500, 700), commit(8500))),
+        message(8600, b"second"),
+        *map(encoding.xlog_data, (begin(9000, 701), commit(9000))),
+        message(9008, b"behind a commit of the next window"),
     ]
-    assert list(decoder.decode(MessageBatch.of(payloads))) == []
-    assert sum(decoder.warnings.values()) == 1
+    [rows] = decoder.decode(MessageBatch.of(payloads))
+    assert [row["new"][1] for row in rows.to_pylist()] == ["first", "second"]
+    assert decoder.rest is not None
+    rest = decoder.rest
+    decoder.begin_window(10000, 9000)
+    [rows] = decoder.decode(rest)
+    assert [row["commit_lsn"] for row in rows.to_pylist()] == [9007]
