@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
     from pgcdc_assets.orchestration.translator import PgcdcTranslator
     from pgcdc_assets.policies import (
+        CatalogPolicy,
         CheckPolicy,
         RetentionPolicy,
         SnapshotPolicy,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CatalogPolicy",
     "CdcCapture",
     "CdcTable",
     "CheckPolicy",
@@ -52,6 +54,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "CatalogPolicy": "pgcdc_assets.policies",
     "CdcCapture": "pgcdc_assets.settings",
     "CdcTable": "pgcdc_assets.settings",
     "CheckPolicy": "pgcdc_assets.policies",

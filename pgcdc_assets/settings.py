@@ -10,10 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pgcdc_assets.delta_types import parse_types
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.policies import (
     FOLLOW,
     RESCUE,
+    CatalogPolicy,
     CheckPolicy,
     HeartbeatPolicy,
     RetentionPolicy,
@@ -35,15 +37,6 @@ _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 
 _POLICIES = ("on_schema_change", "on_poisoned_row")
 _SETTINGS = ("key", "scd", "tracked", "soft_deletes", "without_key", *_POLICIES, "types")
-
-# The parts of an interval, which Postgres stores separately. Delta has no interval types.
-INTERVAL_PARTS = "STRUCT<MONTHS INT,DAYS INT,MICROSECONDS BIGINT>"
-
-# The Delta types that `types` may choose, with blanks only between a name and its type.
-_CHOSEN = re.compile(
-    r"STRING|DOUBLE|VARIANT|BINARY|ARRAY<FLOAT>|MAP<STRING,STRING>|"
-    rf"DECIMAL\((\d{{1,2}}),(\d{{1,2}})\)|{INTERVAL_PARTS}"
-)
 
 
 @dataclass(frozen=True)
@@ -213,6 +206,7 @@ class CdcCapture:
             that no row announces; 0: at every evaluation.
         selection: follow the publication: tables that match the patterns are kept, and a new table
             gets its assets automatically; None: `tables` lists all tables to keep.
+        catalog: the catalog of Spark in which the SCD tables are registered; None: no catalog.
         own_settings: with a selection, the tables with their own settings; the class sets it.
     """
 
@@ -235,6 +229,7 @@ class CdcCapture:
     on_poisoned_row: str = RESCUE
     catalog_poll_seconds: float = 30.0
     selection: TableSelection | None = None
+    catalog: CatalogPolicy | None = None
     own_settings: tuple[CdcTable, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -252,10 +247,9 @@ class CdcCapture:
             )
         if self.merge_parallelism < 1:
             raise ConfigurationError(reason="merge_parallelism must be 1 or more")
-        if self.verify_wait_seconds < 0:
-            raise ConfigurationError(reason="verify_wait_seconds must not be negative")
-        if self.catalog_poll_seconds < 0:
-            raise ConfigurationError(reason="catalog_poll_seconds must not be negative")
+        for name in ("verify_wait_seconds", "catalog_poll_seconds"):
+            if getattr(self, name) < 0:
+                raise ConfigurationError(reason=f"{name} must not be negative")
         check_schema_policy(self.on_schema_change, f"Capture {self.name}")
         check_row_policy(self.on_poisoned_row, f"Capture {self.name}")
         if not self.publication:
@@ -345,29 +339,6 @@ class CdcCapture:
     def table_names(self) -> list[TableName]:
         """The names of all tables."""
         return [table.name for table in self.tables]
-
-
-def parse_types(table: str, types: Mapping[str, str]) -> dict[str, str]:
-    """Return the Delta types of columns without needless blanks and in capitals.
-
-    Raises:
-        ConfigurationError: a type is not one that can be chosen.
-    """
-    found = {}
-    for column, given in types.items():
-        ddl = re.sub(r"\s*([<>(),])\s*", r"\1", str(given).strip())
-        ddl = re.sub(r"\s*:\s*|\s+", " ", ddl).upper()
-        match = _CHOSEN.fullmatch(ddl)
-        digits = tuple(map(int, match.groups())) if match is not None and match[1] else (1, 0)
-        if match is None or not 1 <= digits[0] <= 38 or digits[1] > digits[0]:
-            raise ConfigurationError(
-                reason=f"Table {table}: types gives column {column} the type {given!r}, but it "
-                "must be STRING, DECIMAL(p,s) with p up to 38, DOUBLE, VARIANT, "
-                "MAP<STRING,STRING>, ARRAY<FLOAT>, BINARY or STRUCT<months INT, days INT, "
-                "microseconds BIGINT> (of an interval: Delta cannot store Spark's interval types)"
-            )
-        found[column] = ddl
-    return found
 
 
 def parse_tables(

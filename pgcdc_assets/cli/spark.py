@@ -8,10 +8,12 @@ import os
 from pgcdc_assets.cli.output import say
 from pgcdc_assets.cli.spark_prepare import prepare
 from pgcdc_assets.cli.tables import duration
+from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.project.home import SPARK_VARIABLE, default_lake, state_folder
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.spark.server import SparkServer
 from pgcdc_assets.spark.server_process import RunningServer
+from pgcdc_assets.spark.settings import CATALOG, HIVE
 
 
 def run(options: argparse.Namespace) -> int:
@@ -30,7 +32,20 @@ def _prepare() -> int:
 
 
 def _settings(options: argparse.Namespace) -> dict[str, str]:
-    return {} if options.memory is None else {"spark.driver.memory": options.memory}
+    """Return the Spark settings of the options.
+
+    Raises:
+        ConfigurationError: a setting has no name or no value.
+    """
+    settings = {} if options.memory is None else {"spark.driver.memory": options.memory}
+    for text in options.conf or ():
+        name, separator, value = text.partition("=")
+        if not (name.strip() and separator):
+            raise ConfigurationError(
+                reason=f"--conf takes a Spark setting as NAME=VALUE, such as {CATALOG}={HIVE}"
+            )
+        settings[name.strip()] = value
+    return settings
 
 
 def _lakes(options: argparse.Namespace) -> list[str]:

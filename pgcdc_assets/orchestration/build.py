@@ -31,6 +31,7 @@ from pgcdc_assets.orchestration.settings_metadata import CAPTURE_METADATA, write
 from pgcdc_assets.orchestration.table_list import declare_listed_tables
 from pgcdc_assets.orchestration.translator import AssetData, Layer, PgcdcTranslator
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.spark.catalog import qualified_entry_name
 
 
 @without_feature_warnings()
@@ -53,7 +54,8 @@ def build_cdc_definitions(
         capture: the settings.
         postgres: the source database. None: the database of `PGCDC_DSN`.
         lake: the lake. None: the lake of `PGCDC_LAKE`.
-        spark: the Spark session. None: the default session of `SparkResource`.
+        spark: the Spark session. None: the default session of `SparkResource`, with a Hive
+            metastore if the settings name one.
         translator: keys and descriptions of the assets.
         declared_in: the file that the UI shows as the code of the assets, for example
             `Path(__file__)`.
@@ -69,7 +71,8 @@ def build_cdc_definitions(
     if capture.selection is not None:
         capture, reconstruction = declare_listed_tables(capture, postgres, lake)
     builder = _Builder(capture, translator or PgcdcTranslator(), declared_in)
-    definitions = builder.build(postgres, lake, spark or SparkResource())
+    spark = spark or SparkResource(hive=capture.catalog is not None and capture.catalog.is_hive)
+    definitions = builder.build(postgres, lake, spark)
     return definitions.with_reconstruction_metadata(reconstruction)
 
 
@@ -208,7 +211,11 @@ class _Builder:
     ) -> dg.AssetSpec:
         # Each window depends on the same window of the raw asset, and on the table's snapshot.
         copies = SpecificPartitionsPartitionMapping([table.partition_key])
-        return self._spec(Layer(f"scd{scd}"), table).replace_attributes(
+        spec = self._spec(Layer(f"scd{scd}"), table)
+        if self.capture.catalog is not None:
+            entry = qualified_entry_name(self.capture.catalog, table.name, scd)
+            spec = spec.merge_attributes(metadata={"dagster/table_name": entry})
+        return spec.replace_attributes(
             deps=[
                 dg.AssetDep(raw, partition_mapping=dg.IdentityPartitionMapping()),
                 dg.AssetDep(snapshot, partition_mapping=copies),

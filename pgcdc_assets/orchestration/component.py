@@ -21,6 +21,7 @@ from pydantic import Field
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.build import build_cdc_definitions
 from pgcdc_assets.orchestration.component_models import (
+    CatalogModel,
     CheckModel,
     HeartbeatModel,
     RetentionModel,
@@ -301,6 +302,11 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
         description="How often the lag sensor polls the catalog for schema changes that no row "
         "announces.",
     )
+    catalog: CatalogModel | None = Field(
+        default=None,
+        description="The tables are registered in a catalog of Spark; see below. Unset: they are "
+        "found by their paths only.",
+    )
     is_sample: bool = Field(
         default=False,
         description="Omit this capture if `PGCDC_DSN` is set and another capture is declared.",
@@ -336,6 +342,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
             on_schema_change=self.on_schema_change,
             on_poisoned_row=self.on_poisoned_row,
             catalog_poll_seconds=self.catalog_poll_seconds,
+            catalog=None if self.catalog is None else self.catalog.policy(),
         )
 
     def _tables(self) -> tuple[tuple[CdcTable, ...], TableSelection | None]:
@@ -370,7 +377,11 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
                 storage=self.storage.texts(),
                 storage_options=self.storage_options,
             ),
-            spark=SparkResource(remote=self.spark_remote, spark_config=self.spark_config),
+            spark=SparkResource(
+                remote=self.spark_remote,
+                spark_config=self.spark_config,
+                hive=capture.catalog is not None and capture.catalog.is_hive,
+            ),
             translator=self.translator,
         )
 

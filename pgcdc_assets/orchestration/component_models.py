@@ -6,7 +6,13 @@ import dagster as dg
 from dagster.components.resolved.base import Resolvable
 from pydantic import Field
 
-from pgcdc_assets.policies import CheckPolicy, HeartbeatPolicy, RetentionPolicy, StepLimit
+from pgcdc_assets.policies import (
+    CatalogPolicy,
+    CheckPolicy,
+    HeartbeatPolicy,
+    RetentionPolicy,
+    StepLimit,
+)
 
 
 class HeartbeatModel(dg.Model, Resolvable):
@@ -70,3 +76,25 @@ class CheckModel(dg.Model, Resolvable):
         description="Cron expression of the job `<name>_checks`, in UTC; `null`: no schedule. The "
         "job reads every table and its source once.",
     )
+
+
+class CatalogModel(dg.Model, Resolvable):
+    """The catalog in which the SCD tables are registered."""
+
+    schema_name: str = Field(
+        alias="schema",
+        description="The schema of the entries in the catalog; it is created if it is missing.",
+    )
+    type: str = Field(
+        default=CatalogPolicy.type,
+        description="`session`: the catalog of the Spark session, whatever it is. `hive`: the "
+        "same, which must be a Hive metastore. `unity`: a Unity Catalog.",
+    )
+    name: str = Field(
+        default=CatalogPolicy.name,
+        description="The catalog's name in Spark. Required with `unity`.",
+    )
+
+    def policy(self) -> CatalogPolicy:
+        """Return the settings after a check."""
+        return CatalogPolicy(self.schema_name, self.type, self.name)

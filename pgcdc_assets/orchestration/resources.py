@@ -140,6 +140,11 @@ class SparkResource(dg.ConfigurableResource[None]):
     spark_config: dict[str, str] = Field(
         default={}, description="Spark settings over the defaults."
     )
+    hive: bool = Field(
+        default=False,
+        description="The catalog of an embedded session is a Hive metastore, and a server without "
+        "a metastore is not used. Its address is a Spark setting.",
+    )
 
     def session(self, lake: Lake) -> SparkSession:
         """Return the session; the first call starts it.
@@ -167,7 +172,7 @@ class SparkResource(dg.ConfigurableResource[None]):
             shown,
             started,
         )
-        from pgcdc_assets.spark.settings import embedded_conf, start_conf
+        from pgcdc_assets.spark.settings import CATALOG, HIVE, embedded_conf, start_conf
 
         remote = self._chosen_remote()
         if remote is None and not runs_embedded():
@@ -177,6 +182,8 @@ class SparkResource(dg.ConfigurableResource[None]):
             check_reachable(lake.uri, shown(remote), is_on_this_machine(remote))
         bucket = bucket_options(lake.uri, lake.storage)
         conf = {"spark.remote": remote} if remote else embedded_conf()
+        if remote is None and self.hive:
+            conf[CATALOG] = HIVE
         config = {"spark.app.name": "pgcdc", **conf, **self.spark_config}
         if remote is None:
             config = start_options([lake.uri], config)
@@ -196,11 +203,14 @@ class SparkResource(dg.ConfigurableResource[None]):
 
         Spark reads many settings only when a session starts. A capture with Spark settings
         therefore starts its own session, and so does a capture with a lake in an S3 store if the
-        server was started without the jars of S3.
+        server was started without the jars of S3, or a capture whose catalog is a metastore if the
+        server has none.
         """
         if self.spark_config:
             return None
         server = SparkServer(home.state_folder()).usable()
         if server is None or (lake.is_s3 and not server.has_s3):
+            return None
+        if self.hive and not server.has_hive:
             return None
         return server.remote

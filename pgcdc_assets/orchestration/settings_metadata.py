@@ -8,7 +8,9 @@ from typing import Any
 import dagster as dg
 
 from pgcdc_assets.policies import (
+    CatalogPolicy,
     CheckPolicy,
+    HeartbeatPolicy,
     RetentionPolicy,
     SnapshotPolicy,
     StepLimit,
@@ -31,6 +33,7 @@ def read_capture_settings(metadata: Any) -> CdcCapture:
     data = dict(metadata.data)
     tables = tuple(CdcTable.of_fields(table) for table in data["tables"])
     own = data.get("own_settings")
+    heartbeat, catalog = data.get("heartbeat"), data.get("catalog")
     selection = data.get("selection")
     if selection is not None:
         lists = {name: tuple(selection[name]) for name in ("include", "exclude", "scd")}
@@ -41,6 +44,8 @@ def read_capture_settings(metadata: Any) -> CdcCapture:
             "tables": tables,
             "selection": selection,
             "own_settings": None if own is None else tuple(map(CdcTable.of_fields, own)),
+            "heartbeat": None if heartbeat is None else HeartbeatPolicy(**heartbeat),
+            "catalog": None if catalog is None else CatalogPolicy(**catalog),
             "windows": WindowPolicy(**data["windows"]),
             "stream": StreamPolicy(**data["stream"]),
             "snapshot": SnapshotPolicy(**data.get("snapshot", {})),

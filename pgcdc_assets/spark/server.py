@@ -31,7 +31,7 @@ from pgcdc_assets.spark.jars import looking_up_alone
 from pgcdc_assets.spark.java import check_java
 from pgcdc_assets.spark.object_store import start_options
 from pgcdc_assets.spark.server_process import RunningServer, launch
-from pgcdc_assets.spark.settings import server_conf, start_conf
+from pgcdc_assets.spark.settings import CATALOG, HIVE, server_conf, start_conf
 from pgcdc_assets.storage import is_s3
 
 _PROBE = "pgcdc_assets.spark.readiness_probe"
@@ -139,7 +139,12 @@ class SparkServer:
         token = secrets.token_hex(16)
         self._child = launch(start_conf(conf), token, self.work_folder, self.log_file)
         server = RunningServer(
-            self._child.pid, port, token, time.time(), has_s3=any(map(is_s3, self.lakes))
+            self._child.pid,
+            port,
+            token,
+            time.time(),
+            has_s3=any(map(is_s3, self.lakes)),
+            has_hive=conf[CATALOG] == HIVE,
         )
         try:
             self._write(server)

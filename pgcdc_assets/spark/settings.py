@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from pgcdc_assets.spark.class_archive import with_archive
 from pgcdc_assets.spark.jars import with_known_jars
 
+# Spark's setting of the session's own catalog: `hive`, or Spark's default.
+CATALOG, IN_MEMORY, HIVE = "spark.sql.catalogImplementation", "in-memory", "hive"
+
 DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
 
 # Settings that determine written values and files.
@@ -66,7 +69,7 @@ _SERVER_CONF: Mapping[str, str] = {
     "spark.connect.grpc.binding.address": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
-    "spark.sql.catalogImplementation": "in-memory",
+    CATALOG: IN_MEMORY,
     # Spark keeps the plans of a thousand past queries for the UI, which is disabled. A server that
     # runs for weeks does not need the plans.
     "spark.ui.retainedJobs": "20",
