@@ -161,6 +161,7 @@ class SparkResource(dg.ConfigurableResource[None]):
         # Import here: definitions must load without dagster-pyspark and Spark.
         from dagster_pyspark import LazyPySparkResource
 
+        from pgcdc_assets.spark.jars import MASTER
         from pgcdc_assets.spark.object_store import bucket_options, check_reachable, start_options
         from pgcdc_assets.spark.session import (
             check_started_for,
@@ -181,7 +182,8 @@ class SparkResource(dg.ConfigurableResource[None]):
         if remote is not None:
             check_reachable(lake.uri, shown(remote), is_on_this_machine(remote))
         bucket = bucket_options(lake.uri, lake.storage)
-        conf = {"spark.remote": remote} if remote else embedded_conf()
+        master = self.spark_config.get(MASTER)
+        conf = {"spark.remote": remote} if remote else embedded_conf(master)
         if remote is None and self.hive:
             conf[CATALOG] = HIVE
         config = {"spark.app.name": "pgcdc", **conf, **self.spark_config}

@@ -18,7 +18,7 @@ from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.policies import CatalogPolicy
 from pgcdc_assets.spark.errors import condition_of
 from pgcdc_assets.spark.settings import CATALOG, HIVE, IN_MEMORY
-from pgcdc_assets.spark.sql import identifier, string
+from pgcdc_assets.spark.sql import delta_table, identifier, string
 from pgcdc_assets.table_name import TableName
 
 if TYPE_CHECKING:
@@ -32,7 +32,18 @@ _LONGEST_PART, _DIGEST = 56, 8
 
 _DESCRIBED = re.compile(r"^(Location|Provider):\s*(.*?)\s*$", re.MULTILINE)
 _MISSING_SCHEMA = ("SCHEMA_NOT_FOUND", "NO_SUCH_DATABASE", "NoSuchDatabaseException")
-_MISSING_CATALOG = ("CATALOG_NOT_FOUND", "REQUIRES_SINGLE_PART_NAMESPACE")
+# The first one: nested schemas are not supported.
+_MISSING_CATALOG = (
+    "_LEGACY_ERROR_TEMP_1126",
+    "CATALOG_NOT_FOUND",
+    "REQUIRES_SINGLE_PART_NAMESPACE",
+)
+
+
+_WHERE = (
+    "where the session starts (spark_config, `pgcdc spark start --conf`, or the configuration of "
+    "the Spark server)"
+)
 
 
 class CatalogTable(NamedTuple):
@@ -73,17 +84,13 @@ def check_catalog(spark: SparkSession, policy: CatalogPolicy) -> None:
     Raises:
         ConfigurationError: the catalog is not there, or does not answer; the error has the remedy.
     """
-    kind = spark.conf.get(CATALOG, IN_MEMORY)
-    if policy.is_hive and kind != HIVE:
-        raise ConfigurationError(
-            reason=f"catalog.type is {policy.type}, but the Spark session has a catalog in memory: "
-            f"set {CATALOG}={HIVE} and the address of the metastore where the session starts "
-            "(spark_config, `pgcdc spark start --conf`, or the configuration of the Spark server)"
-        )
+    _check_kind(spark, policy)
     try:
-        spark.sql(f"SHOW SCHEMAS IN {identifier(policy.name)} LIKE {string(policy.schema)}").count()
+        spark.sql(f"SHOW SCHEMAS IN {identifier(policy.name)}").collect()
     except Exception as error:
-        raise _unavailable(policy, error) from error
+        # Spark takes the name of an unknown catalog for a schema.
+        is_missing = condition_of(error).startswith((*_MISSING_SCHEMA, *_MISSING_CATALOG))
+        raise (_missing if is_missing else _unavailable)(policy, error) from error
 
 
 def register_tables(
@@ -106,7 +113,7 @@ def register_tables(
     wanted = [(entry_name(each.table, each.scd), each) for each in tables]
     if not wanted:
         return
-    check_catalog(spark, policy)
+    _check_kind(spark, policy)
     names = _list_names(spark, policy)
     for name, each in wanted:
         error: ConfigurationError | None = None
@@ -120,6 +127,15 @@ def register_tables(
         except Exception as failure:
             error = _failed(policy, name, each, failure)
         yield each, error
+
+
+def _check_kind(spark: SparkSession, policy: CatalogPolicy) -> None:
+    kind = spark.conf.get(CATALOG, IN_MEMORY)
+    if policy.is_hive and kind != HIVE:
+        raise ConfigurationError(
+            reason=f"catalog.type is {policy.type}, but the Spark session has a catalog in memory: "
+            f"set {CATALOG}={HIVE} and the address of the metastore {_WHERE}"
+        )
 
 
 def _entry_part(name: str) -> str:
@@ -152,11 +168,15 @@ def _list_names(spark: SparkSession, policy: CatalogPolicy) -> set[str]:
 
 
 def _create_entry(spark: SparkSession, policy: CatalogPolicy, name: str, path: str) -> None:
-    """Create an entry. Without a Delta table at the path, Delta refuses it.
+    """Create an entry.
+
+    Without a Delta table at the path, the statement would make an empty one. Reading the schema
+    first is an error then, and costs nothing otherwise: Delta keeps the snapshot in memory.
 
     CREATE TABLE IF NOT EXISTS `spark_catalog`.`cdc`.`shop__orders__scd1`
     USING delta LOCATION '/lake/shop/scd1/shop/orders'
     """
+    _ = spark.sql(f"SELECT * FROM {delta_table(path)}").schema
     spark.sql(
         f"CREATE TABLE IF NOT EXISTS {_schema(policy)}.{identifier(name)} USING delta "
         f"LOCATION {string(path)}"
@@ -201,15 +221,17 @@ def _plain_path(path: str) -> str:
 def _unavailable(policy: CatalogPolicy, error: Exception) -> ConfigurationError:
     condition = condition_of(error)
     if condition.startswith(_MISSING_CATALOG):
-        return ConfigurationError(
-            reason=f"The Spark session has no catalog {policy.name}: set "
-            f"spark.sql.catalog.{policy.name} and the catalog's other settings where the session "
-            "starts (spark_config, `pgcdc spark start --conf`, or the configuration of the Spark "
-            "server)"
-        )
+        return _missing(policy, error)
     return ConfigurationError(
         reason=f"Catalog {policy.name} cannot be used: Spark reported {condition} for schema "
         f"{policy.schema}. Check the catalog's service, its settings and the privileges"
+    )
+
+
+def _missing(policy: CatalogPolicy, _: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        reason=f"The Spark session has no catalog {policy.name}: set "
+        f"spark.sql.catalog.{policy.name} and the catalog's other settings {_WHERE}"
     )
 
 

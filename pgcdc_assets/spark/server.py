@@ -27,7 +27,7 @@ from pathlib import Path
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.local import free_port, locked
-from pgcdc_assets.spark.jars import looking_up_alone
+from pgcdc_assets.spark.jars import MASTER, looking_up_alone
 from pgcdc_assets.spark.java import check_java
 from pgcdc_assets.spark.object_store import start_options
 from pgcdc_assets.spark.server_process import RunningServer, launch
@@ -134,7 +134,7 @@ class SparkServer:
         self.work_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.log_file.exists():
             self.log_file.replace(self.log_file.with_name(f"{self.log_file.name}.old"))
-        conf = {**server_conf(port, str(self.work_folder)), **self.conf}
+        conf = {**server_conf(port, str(self.work_folder), self.conf.get(MASTER)), **self.conf}
         conf = start_options(self.lakes, conf)
         token = secrets.token_hex(16)
         self._child = launch(start_conf(conf), token, self.work_folder, self.log_file)

@@ -115,7 +115,7 @@ def test_tables_are_found_by_name_and_entries_of_other_tables_stay(
         errors = [str(error) for _, error in register_tables(spark, policy, wrong)]
         assert "is a table of parquet at" in errors[0]
         assert "is something without a location" in errors[1]
-        assert "Spark reported DELTA_" in errors[2]
+        assert "Spark reported PATH_NOT_FOUND" in errors[2]
         assert not (tmp_path / "none").exists()
         assert spark.sql(f"SHOW TABLES IN {schema}").count() == 5
     finally:
