@@ -161,7 +161,7 @@ class SparkResource(dg.ConfigurableResource[None]):
         # Import here: definitions must load without dagster-pyspark and Spark.
         from dagster_pyspark import LazyPySparkResource
 
-        from pgcdc_assets.spark.jars import MASTER
+        from pgcdc_assets.spark.jars import MASTER, with_resolved_jars
         from pgcdc_assets.spark.object_store import bucket_options, check_reachable, start_options
         from pgcdc_assets.spark.session import (
             check_started_for,
@@ -192,7 +192,7 @@ class SparkResource(dg.ConfigurableResource[None]):
             if runs_embedded():
                 check_started_for(lake.uri)
         with connecting(remote):
-            used = config if remote else start_conf(config)
+            used = config if remote else with_resolved_jars(start_conf(config))
             resource = LazyPySparkResource(spark_config=used)
             session = launched(lambda: resource.spark_session)
             return set_lake(started(session, config), bucket)

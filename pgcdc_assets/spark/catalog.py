@@ -16,7 +16,6 @@ from urllib.parse import unquote
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.policies import CatalogPolicy
-from pgcdc_assets.spark.errors import condition_of
 from pgcdc_assets.spark.settings import CATALOG, HIVE, IN_MEMORY
 from pgcdc_assets.spark.sql import delta_table, identifier, string
 from pgcdc_assets.table_name import TableName
@@ -89,7 +88,7 @@ def check_catalog(spark: SparkSession, policy: CatalogPolicy) -> None:
         spark.sql(f"SHOW SCHEMAS IN {identifier(policy.name)}").collect()
     except Exception as error:
         # Spark takes the name of an unknown catalog for a schema.
-        is_missing = condition_of(error).startswith((*_MISSING_SCHEMA, *_MISSING_CATALOG))
+        is_missing = _condition_of(error).startswith((*_MISSING_SCHEMA, *_MISSING_CATALOG))
         raise (_missing if is_missing else _unavailable)(policy, error) from error
 
 
@@ -146,6 +145,13 @@ def _entry_part(name: str) -> str:
     return f"{readable}_{digest}" if readable else digest
 
 
+def _condition_of(error: Exception) -> str:
+    # Import here: definitions load without Spark.
+    from pgcdc_assets.spark.errors import condition_of
+
+    return condition_of(error)
+
+
 def _schema(policy: CatalogPolicy) -> str:
     return f"{identifier(policy.name)}.{identifier(policy.schema)}"
 
@@ -158,7 +164,7 @@ def _list_names(spark: SparkSession, policy: CatalogPolicy) -> set[str]:
             rows = spark.sql(f"SHOW TABLES IN {schema}").collect()
             return {row["tableName"].lower() for row in rows if not row["isTemporary"]}
         except Exception as error:
-            if not (is_first and condition_of(error).startswith(_MISSING_SCHEMA)):
+            if not (is_first and _condition_of(error).startswith(_MISSING_SCHEMA)):
                 raise _unavailable(policy, error) from error
         try:
             spark.sql(f"CREATE SCHEMA IF NOT EXISTS {schema}").collect()
@@ -219,7 +225,7 @@ def _plain_path(path: str) -> str:
 
 
 def _unavailable(policy: CatalogPolicy, error: Exception) -> ConfigurationError:
-    condition = condition_of(error)
+    condition = _condition_of(error)
     if condition.startswith(_MISSING_CATALOG):
         return _missing(policy, error)
     return ConfigurationError(
@@ -240,5 +246,5 @@ def _failed(
 ) -> ConfigurationError:
     return ConfigurationError(
         reason=f"Table {wanted.table} (scd{wanted.scd}) at {wanted.path} is not registered as "
-        f"{policy.name}.{policy.schema}.{name}: Spark reported {condition_of(error)}"
+        f"{policy.name}.{policy.schema}.{name}: Spark reported {_condition_of(error)}"
     )

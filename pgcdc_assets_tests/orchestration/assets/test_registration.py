@@ -35,7 +35,7 @@ def test_merged_tables_have_names_and_a_taken_name_does_not_fail_the_merge(
         spark.sql(f"CREATE VIEW {schema}.public__b__scd1 AS SELECT 1 AS taken")
         own.copy()
         own.land()
-        (request,) = own.tick("merge").run_requests
+        (request,) = own.tick("merges").run_requests
         merged = own.execute(request, "merge")
         assert merged.success
         assert spark.table(f"{schema}.public__a__scd1").count() == 10
