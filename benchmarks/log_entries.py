@@ -28,6 +28,7 @@ SIZES = (scaled(1_000, least=10), scaled(17_280, least=20), scaled(200_000, leas
 REPETITIONS = 5
 # After the last checkpoint, as on average between two.
 _UNCOVERED = 5
+_BETWEEN_CHECKPOINTS = 5_000
 
 
 def run() -> Iterator[Result]:
@@ -68,7 +69,8 @@ def make_table(path: str, entries: int) -> None:
         add = actions[-1]["add"]
         text = "\n".join(map(json.dumps, actions))
         (folder / f"{version:020d}.json").write_text(text)
-        if version == entries - 1 - _UNCOVERED:
+        # A checkpoint reads the commits since the last one.
+        if version % _BETWEEN_CHECKPOINTS == 0 or version == entries - 1 - _UNCOVERED:
             DeltaTable(path).create_checkpoint()
 
 

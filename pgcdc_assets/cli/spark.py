@@ -20,7 +20,7 @@ def run(options: argparse.Namespace) -> int:
     """Prepare this machine, or start, stop or describe the Spark server of this state folder."""
     if options.action == "prepare":
         return _prepare()
-    server = SparkServer(state_folder(), _settings(options), _lakes(options))
+    server = SparkServer(state_folder(), read_settings(options), _lakes(options))
     return {"start": _start, "stop": _stop, "status": _status}[options.action](server)
 
 
@@ -31,7 +31,7 @@ def _prepare() -> int:
     return 0
 
 
-def _settings(options: argparse.Namespace) -> dict[str, str]:
+def read_settings(options: argparse.Namespace) -> dict[str, str]:
     """Return the Spark settings of the options.
 
     Raises:
