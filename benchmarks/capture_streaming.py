@@ -27,8 +27,8 @@ from pgcdc_assets.capture.limits import CaptureLimits
 from pgcdc_assets.capture.session import CaptureSession
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.connection import ConnectionSettings
-from pgcdc_assets.postgres.stream.connection import StreamSettings
 from pgcdc_assets.postgres.stream.plugin_options import PluginOptions, Streaming
+from pgcdc_assets.postgres.stream.request import StreamSettings
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 

@@ -19,8 +19,10 @@ from benchmarks.results import Result
 from benchmarks.source import Source, log, source
 from benchmarks.turns import in_turns
 from pgcdc_assets.postgres.connection import ConnectionSettings
-from pgcdc_assets.postgres.stream import connection as stream
+from pgcdc_assets.postgres.stream import start as stream_start
+from pgcdc_assets.postgres.stream.connection import ReplicationStream
 from pgcdc_assets.postgres.stream.libpq_transport import LibpqWire
+from pgcdc_assets.postgres.stream.request import StreamSettings
 from pgcdc_assets.postgres.stream.socket_transport import SocketWire
 from pgcdc_assets.postgres.stream.transport import WireSettings
 from pgcdc_assets.protocol.frames import MessageBatch
@@ -63,14 +65,14 @@ def run() -> Iterator[Result]:
 def _read(source_server: Source, kind: type, settings: WireSettings) -> tuple[float, float, float]:
     """Read the whole stream once. Return seconds, CPU of the reader and CPU of the walsender."""
     connection = ConnectionSettings(conninfo=source_server.conninfo(), name="bench")
-    with source_server.slot() as slot, mock.patch.object(stream, "SocketWire", kind):
+    with source_server.slot() as slot, mock.patch.object(stream_start, "SocketWire", kind):
         began, cpu = time.monotonic(), time.process_time()
-        with stream.ReplicationStream(
+        with ReplicationStream(
             connection,
             slot,
             workload.PUBLICATION,
             source_server.start,
-            stream.StreamSettings(wire=settings),
+            StreamSettings(wire=settings),
         ) as reading:
             for batch in reading.batches():
                 if _has_reached(batch, int(source_server.end)):

@@ -218,8 +218,9 @@ class SlotMissing(SlotUnusable):
 
     message = (
         "Replication slot {slot} does not exist, but raw zone {raw_zone} was captured from this "
-        "slot through {captured_through}. No slot has the later changes: begin a new epoch, with "
-        "new snapshots of the tables, with {renewal}."
+        "slot through {captured_through}. It was dropped, or the server is a standby that was "
+        "promoted without a copy of the slot. No slot has the later changes: begin a new epoch, "
+        "with new snapshots of the tables, with {renewal}."
     )
 
 

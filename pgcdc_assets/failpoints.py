@@ -43,6 +43,8 @@ AFTER_MERGE_STEP = "after_merge_step"
 AFTER_REBUILD_STAGED = "after_rebuild_staged"
 AFTER_REBUILD_MOVED = "after_rebuild_moved"
 AFTER_REBUILD_COMMIT = "after_rebuild_commit"
+BEFORE_MESSAGES_COMMIT = "before_messages_commit"
+AFTER_MESSAGES_COMMIT = "after_messages_commit"
 AFTER_FILE_DELETED = "after_file_deleted"
 
 _HANDLING_SECONDS = 0.5

@@ -195,6 +195,33 @@ class HeartbeatPolicy:
 
 
 @dataclass(frozen=True)
+class MessagePolicy:
+    """Which logical messages (`pg_logical_emit_message`) are captured.
+
+    Attributes:
+        prefixes: the prefixes of the captured messages; None: every prefix. Heartbeats of this
+            package are always captured.
+        table: keep the captured messages as a table of their own.
+    """
+
+    prefixes: tuple[str, ...] | None = None
+    table: bool = True
+
+    def __post_init__(self) -> None:
+        if self.prefixes is None:
+            return
+        is_list = isinstance(self.prefixes, list | tuple)
+        if not is_list or not all(isinstance(prefix, str) for prefix in self.prefixes):
+            raise ConfigurationError(reason="messages.prefixes must be a list of texts")
+        if not self.prefixes or any("\0" in prefix for prefix in self.prefixes):
+            raise ConfigurationError(
+                reason="messages.prefixes must name at least one prefix, and no prefix contains a "
+                "zero byte; omit the setting for every prefix"
+            )
+        object.__setattr__(self, "prefixes", tuple(self.prefixes))
+
+
+@dataclass(frozen=True)
 class SlotPolicy:
     """How a capture treats its slot.
 

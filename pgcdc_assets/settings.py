@@ -18,6 +18,7 @@ from pgcdc_assets.policies import (
     CatalogPolicy,
     CheckPolicy,
     HeartbeatPolicy,
+    MessagePolicy,
     RetentionPolicy,
     SlotPolicy,
     SnapshotPolicy,
@@ -29,6 +30,7 @@ from pgcdc_assets.policies import (
 )
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.table_selection import TableSelection
+from pgcdc_assets.type_setting import parse_types
 
 # Asset keys, job names, lake folders and slots contain the name, and allow these characters.
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
@@ -192,6 +194,8 @@ class CdcCapture:
         windows: when a window is opened, and its size.
         stream: time limits and sizes of the replication stream.
         heartbeat: the heartbeats of a running capture; None: no heartbeats.
+        messages: the logical messages to capture, and their table; None: all transactional
+            messages, without a table.
         retention: retention, and the schedule of maintenance.
         checks: the schedule of checks.
         merge_parallelism: number of tables that are merged in parallel in one Spark session.
@@ -218,6 +222,7 @@ class CdcCapture:
     windows: WindowPolicy = field(default_factory=WindowPolicy)
     stream: StreamPolicy = field(default_factory=StreamPolicy)
     heartbeat: HeartbeatPolicy | None = None
+    messages: MessagePolicy | None = None
     snapshot: SnapshotPolicy = field(default_factory=SnapshotPolicy)
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     checks: CheckPolicy = field(default_factory=CheckPolicy)
@@ -329,6 +334,11 @@ class CdcCapture:
     def slot_policy(self) -> SlotPolicy:
         """How the capture treats its slot."""
         return SlotPolicy(self.failover, self.heartbeat, self.stream.two_phase)
+
+    @property
+    def has_message_table(self) -> bool:
+        """Whether the captured logical messages are kept as a table of their own."""
+        return self.messages is not None and self.messages.table
 
     @property
     def windows_name(self) -> str:

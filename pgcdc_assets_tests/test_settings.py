@@ -15,6 +15,8 @@ from pgcdc_assets.orchestration.settings_metadata import (
 )
 from pgcdc_assets.policies import (
     CheckPolicy,
+    HeartbeatPolicy,
+    MessagePolicy,
     RetentionPolicy,
     StreamPolicy,
     WindowPolicy,
@@ -92,6 +94,20 @@ def test_the_capture_s_policy_applies_to_tables_without_their_own_policy() -> No
         CdcCapture("shop", "pub", tables, on_schema_change="never")
     with pytest.raises(ConfigurationError, match="catalog_poll_seconds"):
         CdcCapture("shop", "pub", tables, catalog_poll_seconds=-1)
+
+
+def test_heartbeats_and_messages_are_the_same_after_a_round_trip_through_metadata() -> None:
+    for messages in (MessagePolicy(), MessagePolicy(("audit", 'odd "prefix"'), table=False)):
+        capture = CdcCapture(
+            "shop", "pub", (ORDERS,), heartbeat=HeartbeatPolicy(5, "shop.beats"), messages=messages
+        )
+        assert read_capture_settings(write_capture_settings(capture)) == capture
+
+
+@pytest.mark.parametrize("prefixes", [[], "audit", [7], ["a\0b"]])
+def test_prefixes_that_no_message_has_are_refused(prefixes: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"messages\.prefixes"):
+        MessagePolicy(prefixes)
 
 
 def test_types_of_columns_are_read_without_blanks_and_kept_as_json() -> None:

@@ -108,4 +108,8 @@ def test_each_kind_of_session_has_a_process_and_the_others_begin_without_spark()
     assert choose_group(queue, set(), [on_server, on_embedded, on_embedded]) == "b.py"
     assert choose_group(queue, on_server, [on_embedded]) == "b.py"
     assert choose_group({"b.py": [OTHER_TEST]}, on_embedded, [on_server]) == "b.py"
-    assert choose_group({"a.py": [EMBEDDED_TEST]}, on_server, [on_embedded]) == "a.py"
+    only_embedded = {"a.py": [EMBEDDED_TEST]}
+    assert choose_group(only_embedded, set(), [on_server, on_embedded]) == "a.py"
+    assert choose_group(only_embedded, set(), [on_server, on_embedded, on_embedded]) is None
+    assert choose_group(only_embedded, on_server, [on_embedded]) == "a.py"
+    assert choose_group(only_embedded, on_server, [on_embedded, on_embedded]) is None

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from pgcdc_assets.capture.limits import CaptureLimits
+from pgcdc_assets.capture.captured_slot import CapturedSlot
 from pgcdc_assets.capture.slot_owner import (
     SYNC_REMEDY,
     check_owner,
@@ -22,11 +22,10 @@ from pgcdc_assets.capture.slot_owner import (
 )
 from pgcdc_assets.errors import ConfigurationError, PgcdcError
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.heartbeat import Heartbeat, SlotOwner, write_heartbeat
 from pgcdc_assets.postgres.slots import read_slot_status
 from pgcdc_assets.postgres.wal import emit_heartbeat
-from pgcdc_assets.raw.zone import RawZone
 
 if TYPE_CHECKING:
     from pgcdc_assets.postgres.connection import Connection
@@ -38,34 +37,30 @@ class Heartbeats:
     """The heartbeats of one session.
 
     Args:
-        settings: the source database.
-        zone: the raw zone.
-        slot: the slot's name.
-        limits: `heartbeat` and `adopt_slot` of the session.
+        captured: the slot and the raw zone.
         notify: function that reports a problem.
         position: function that returns the end of the captured WAL.
     """
 
     def __init__(
         self,
-        settings: ConnectionSettings,
-        zone: RawZone,
-        slot: str,
-        limits: CaptureLimits,
+        captured: CapturedSlot,
         notify: Callable[[str], None],
         position: Callable[[], Lsn | None],
     ) -> None:
-        self._settings = settings
-        self._zone = zone
-        self._slot = slot
-        self._policy = limits.heartbeat
-        self._adopts = limits.adopt_slot
+        self._settings = captured.settings
+        self._zone = captured.zone
+        self._slot = captured.slot
+        self._policy = captured.limits.heartbeat
+        self._adopts = captured.limits.adopt_slot
         self._notify = notify
         self._position = position
         self._owner: SlotOwner | None = None
         self._problem = ""
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"heartbeat {slot}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=f"heartbeat {self._slot}", daemon=True
+        )
         # Heartbeats that no landed window has recorded yet, oldest first.
         self._written: list[Heartbeat] = []
         self._lock = threading.Lock()

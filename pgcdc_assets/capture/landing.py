@@ -11,20 +11,19 @@ import pyarrow as pa
 from pgcdc_assets import failpoints
 from pgcdc_assets.activity import Activity, activity
 from pgcdc_assets.capture.cancellation import Work
+from pgcdc_assets.capture.captured_slot import CapturedSlot
 from pgcdc_assets.capture.malformed import keep_malformed
 from pgcdc_assets.capture.meter import Meter, Phase
 from pgcdc_assets.capture.schema_watch import SchemaWatch
 from pgcdc_assets.capture.source_stream import SourceStream
 from pgcdc_assets.errors import ProtocolError, TransientError
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.lease import Lease
 from pgcdc_assets.postgres.timelines import server_timeline
 from pgcdc_assets.protocol.frames import HEAD_BYTES, FramingError, MessageBatch
 from pgcdc_assets.protocol.parked import ParkedRows
 from pgcdc_assets.raw.schema_events import STREAM, SchemaChange, SchemaEvent
 from pgcdc_assets.raw.window_summary import WindowSummary
-from pgcdc_assets.raw.zone import RawZone
 
 # A look at the catalog of a thousand tables takes less than a second.
 _LOOK_SECONDS = 2.0
@@ -39,33 +38,29 @@ class Landing:
     """The landing of one window in one commit.
 
     Attributes:
-        zone: the raw zone.
+        captured: the slot and the raw zone.
         window: the window.
         source: the started stream, at the window's start.
         lease: the held lease of the slot.
-        settings: the source database.
         schema: the schema events.
         work: raises an error after the landing was abandoned: the landing must not commit.
         meter: receives the figures of the landing.
         end: time by the monotonic clock at which the capture's limit ends; None: no limit.
         parks: land rows that cannot be decoded as parked rows; otherwise raise UndecodableRows.
         facts: application transactions of the commit, beside the timeline.
-        malformed_folder: folder for batches that cannot be decoded; None: batches are not kept.
         bytes_decoded: bytes of the messages that were decoded so far.
     """
 
-    zone: RawZone
+    captured: CapturedSlot
     window: LsnWindow
     source: SourceStream
     lease: Lease
-    settings: ConnectionSettings
     schema: SchemaWatch
     work: Work
     meter: Meter
     end: float | None = None
     parks: bool = False
     facts: Callable[[LsnWindow], Mapping[str, int]] = lambda window: {}
-    malformed_folder: str | None = None
     bytes_decoded: int = 0
 
     def run(self) -> WindowSummary:
@@ -81,15 +76,15 @@ class Landing:
         self.source.begin_window(self.window, self.schema)
         try:
             with activity(f"capture of window {self.window.key}", "changes") as progress:
-                summary = self.zone.changes.land(
+                summary = self.captured.zone.changes.land(
                     self.window,
                     self._rows(progress),
                     self._before_commit,
                     self._timeline,
-                    self.facts(self.window),
+                    self._facts(self.facts(self.window)),
                 ).summary
         except BaseException as error:
-            self.zone.relations.discard()
+            self.captured.zone.relations.discard()
             if isinstance(error, FramingError):
                 batch = MessageBatch.of([error.received])
                 raise self._keep(error, batch) from error
@@ -136,7 +131,7 @@ class Landing:
             raise self._keep(error, batch) from error
 
     def _keep(self, error: ProtocolError, batch: MessageBatch) -> ProtocolError:
-        slot, folder = self.lease.slot, self.malformed_folder
+        slot, folder = self.captured.slot, self.captured.limits.malformed_folder
         return keep_malformed(error, batch, self.window, slot, folder)
 
     def _timeline(self) -> int:
@@ -147,8 +142,20 @@ class Landing:
         stream = self.source.stream
         if not stream.is_standby:
             return stream.timeline
-        with server_timeline(self.settings) as server:
+        with server_timeline(self.captured.settings) as server:
             return server.number
+
+    def _facts(self, known: Mapping[str, int]) -> Callable[[], Mapping[str, int]]:
+        """Return a function for the facts of the commit, which the decoder knows at its end."""
+        changes, window = self.captured.zone.changes, self.window
+
+        def read() -> Mapping[str, int]:
+            through = self.source.decoder.messages.landed_through
+            if through <= window.end:
+                return known
+            return {**known, changes.messages_app_id(window.epoch): through}
+
+        return read
 
     def _has_time(self) -> bool:
         """Return whether the limit leaves time for a look at the catalog."""
@@ -159,8 +166,10 @@ class Landing:
         failpoints.reach(failpoints.BEFORE_DELTA_COMMIT)
         # The events come first: a stored relation version counts as known.
         self.schema.record(self.lease.conn if self._has_time() else None)
-        self.zone.relations.flush()
-        self.zone.schema_events.record(parked_events(self.window.epoch, self.source.decoder.parked))
+        self.captured.zone.relations.flush()
+        self.captured.zone.schema_events.record(
+            parked_events(self.window.epoch, self.source.decoder.parked)
+        )
         failpoints.reach(failpoints.AFTER_RELATIONS_COMMIT)
         self.source.archive.store(self.source.decoder, self.window)
         failpoints.reach(failpoints.AFTER_PREPARED_COMMIT)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from pgcdc_assets.errors import PgcdcError
-from pgcdc_assets.policies import HeartbeatPolicy
-from pgcdc_assets.postgres.stream.connection import StreamSettings
+from pgcdc_assets.policies import HeartbeatPolicy, MessagePolicy
+from pgcdc_assets.postgres.stream.request import StreamSettings
 
 _FIRST_PAUSE_SECONDS = 0.1
 
@@ -25,6 +25,7 @@ class CaptureLimits:
             tries to resume; 0: the loss of a connection is an error at once.
         resume_pause_seconds: the longest pause between two attempts to resume.
         report_seconds: interval of the reports about a capture in progress.
+        messages: the logical messages to land; None: all transactional ones.
         malformed_folder: folder for batches that cannot be decoded, which hold values of rows;
             None: batches are not kept.
         stream: time limits and sizes of the stream.
@@ -43,6 +44,7 @@ class CaptureLimits:
     failover: bool = False
     adopt_slot: bool = False
     malformed_folder: str | None = None
+    messages: MessagePolicy | None = None
 
 
 class Outage:

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pgcdc_assets.capture.captured_slot import CapturedSlot
 from pgcdc_assets.capture.meter import Meter, Phase, Reading
 from pgcdc_assets.capture.source_stream import SourceStream
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.stream_statistics import (
     DecodingStatistics,
     SourceFacts,
@@ -121,39 +121,32 @@ class Diagnostics:
     """The meter of a session, and the thread that makes its reports.
 
     Args:
-        settings: the source database.
-        slot: the slot's name.
-        publication: the publication's name.
-        seconds: the interval of the reports.
+        captured: the slot, and the interval of the reports.
         on_report: function that receives the reports in the session's thread; None: no reports.
         source: function that returns the stream in progress.
     """
 
     def __init__(
         self,
-        settings: ConnectionSettings,
-        slot: str,
-        publication: str,
-        seconds: float,
+        captured: CapturedSlot,
         on_report: Callable[[Report], None] | None,
         source: Callable[[], SourceStream | None],
     ) -> None:
         self.meter = Meter()
-        self._settings = settings
-        self._slot = slot
-        self._publication = publication
-        self._seconds = seconds
+        self._captured = captured
         self._on_report = on_report
         self._source = source
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"report {slot}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=f"report {captured.slot}", daemon=True
+        )
 
     def begin(self, conn: Connection) -> None:
         """Describe the source over the connection of the lease, and start the thread, once."""
         if self._on_report is None or self._thread.ident is not None:
             return
-        facts = read_source_facts(conn, self._slot, self._publication)
+        facts = read_source_facts(conn, self._captured.slot, self._captured.publication)
         if facts is not None:
             self._reports.put(SourceReport(facts))
         self._thread.start()
@@ -167,13 +160,21 @@ class Diagnostics:
         self._ended.set()
 
     def deliver(self) -> None:
-        """Hand the reports since the last call to `on_report`."""
-        while self._on_report is not None and not self._reports.empty():
-            self._on_report(self._reports.get())
+        """Hand the reports that wait to `on_report`.
+
+        Reports that are made during the call wait for the next call. A slow `on_report` therefore
+        delays the capture, and does not stop it.
+        """
+        if self._on_report is not None:
+            for _ in range(self._reports.qsize()):
+                self._on_report(self._reports.get())
 
     def _run(self) -> None:
         last = self.meter.read()
-        while not self._ended.wait(self._seconds):
+        while not self._ended.wait(self._captured.limits.report_seconds):
+            if not self._reports.empty():
+                # The next report has the figures of this interval too.
+                continue
             now = self.meter.read()
             self._reports.put(self._report(now.since(last)))
             last = now
@@ -183,7 +184,7 @@ class Diagnostics:
         queued, through = 0, None
         if source is not None:
             queued, through = source.stream.queued_batches, source.position
-        asked = read_slot_progress(self._settings, self._slot)
+        asked = read_slot_progress(self._captured.settings, self._captured.slot)
         if asked is None:
             return ProgressReport(figures, queued, through, None, None, None)
         status, decoded = asked

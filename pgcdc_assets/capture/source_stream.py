@@ -9,21 +9,21 @@ from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from pgcdc_assets.capture.captured_slot import CapturedSlot
 from pgcdc_assets.capture.prepared_archive import StoredTransactions
 from pgcdc_assets.capture.schema_watch import SchemaWatch
 from pgcdc_assets.capture.spool import TransactionSpool
 from pgcdc_assets.errors import ConnectionLost
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.encodings import TextNotConvertible, stored_encoding
 from pgcdc_assets.postgres.relation_resolver import CatalogResolver
 from pgcdc_assets.postgres.stream.connection import ReplicationStream
 from pgcdc_assets.protocol.frames import MessageBatch
+from pgcdc_assets.protocol.logical_messages import MessageSelection, NonTransactionalMessages
 from pgcdc_assets.protocol.quiet import is_empty, is_quiet
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.protocol.stored_messages import StoredMessages
 from pgcdc_assets.protocol.streaming_decoder import StreamingDecoder
-from pgcdc_assets.raw.zone import RawZone
 
 if TYPE_CHECKING:
     from pgcdc_assets.postgres.connection import Connection
@@ -34,10 +34,8 @@ class SourceStream:
 
     Args:
         stream: the stream.
-        settings: the source database.
+        captured: the slot and the raw zone.
         conn: a connection to the database, which resolves the announced relations.
-        zone: the raw zone.
-        publication: the publication of the stream.
         position: the LSN at which the next window starts.
         epoch: the epoch.
 
@@ -49,19 +47,17 @@ class SourceStream:
     def __init__(
         self,
         stream: ReplicationStream,
-        settings: ConnectionSettings,
+        captured: CapturedSlot,
         conn: Connection,
-        zone: RawZone,
-        publication: str,
         position: Lsn,
         epoch: int,
     ) -> None:
         self.stream = stream
         self.position = position
-        self._zone = zone
+        zone = self._zone = captured.zone
         self._epoch = epoch
         self._read_look = cache(lambda: zone.definitions.read(self._epoch))
-        self._catalog = CatalogResolver(settings, conn, publication, self._known)
+        self._catalog = CatalogResolver(captured.settings, conn, captured.publication, self._known)
         self._schema: SchemaWatch | None = None
         encoding = stored_encoding(conn) if stream.is_as_stored else None
         self._stored = None if encoding is None else StoredMessages(encoding)
@@ -71,10 +67,15 @@ class SourceStream:
         self._hand: deque[MessageBatch] = deque()
         self._has_changes = False
         self.archive = StoredTransactions(
-            *(zone, epoch, position, conn.server_version), is_standby=stream.is_standby
+            zone, epoch, position, conn.server_version, is_standby=stream.is_standby
         )
         self.decoder = StreamingDecoder(
-            self._resolve, self._spool, position, position, archive=self.archive
+            self._resolve,
+            self._spool,
+            position,
+            position,
+            archive=self.archive,
+            messages=_read_messages(captured, epoch),
         )
 
     def finish(self) -> bool:
@@ -175,3 +176,15 @@ class SourceStream:
         looked = [] if seen is None else [(seen.lsn, seen.definition.relation)]
         registered = self._zone.relations.registered(self._epoch, relation_id)
         return sorted([*looked, *registered], key=lambda version: version[0])
+
+
+def _read_messages(captured: CapturedSlot, epoch: int) -> NonTransactionalMessages:
+    """Return the logical messages to land, after those that are landed."""
+    policy = captured.limits.messages
+    if policy is None:
+        return NonTransactionalMessages()
+    prefixes = None if policy.prefixes is None else frozenset(map(str.encode, policy.prefixes))
+    return NonTransactionalMessages(
+        MessageSelection(prefixes, non_transactional=True),
+        captured.zone.changes.messages_through(epoch),
+    )

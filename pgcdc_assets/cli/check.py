@@ -21,6 +21,7 @@ from pgcdc_assets.postgres.preflight.options import check_options
 from pgcdc_assets.postgres.preflight.run import Finding, run_preflight
 from pgcdc_assets.postgres.preflight.slot_primary import check_slot_primary
 from pgcdc_assets.postgres.preflight.snapshot_standby import check_snapshot_standby
+from pgcdc_assets.postgres.slot_health import SlotProblem, slot_health
 from pgcdc_assets.postgres.slots import read_server_identity, read_slot_status
 from pgcdc_assets.postgres.timelines import check_timeline, server_timeline
 from pgcdc_assets.protocol.relation import Relation
@@ -109,14 +110,24 @@ def check_capture(
 
 
 def _check_source(conn: Connection, capture: CdcCapture, zone: RawZone) -> Iterator[Finding]:
-    """Check that the raw zone was filled from this slot, database and cluster."""
-    server = read_server_identity(conn)
+    """Check that the raw zone was filled from this slot and cluster, and that the slot continues.
+
+    A capture may run: it lands a window before it confirms the window, so the slot is read first.
+    """
+    server, status = read_server_identity(conn), read_slot_status(conn, capture.slot)
     try:
         zone.epochs.check_source(
             slot=capture.slot, database=server.database, system_identifier=server.system_identifier
         )
     except DefiniteError as error:
         yield Finding("source", "error", str(error))
+        return
+    epoch = zone.epochs.latest()
+    if epoch is None:
+        return
+    health = slot_health(status, zone.captured_on(epoch)[0])
+    if health.problem in (SlotProblem.MISSING, SlotProblem.ADVANCED):
+        yield Finding("slot", "error", str(health.error(capture.slot, zone.uri, capture.name)))
 
 
 def check_source_writes(conn: Connection, capture: CdcCapture, zone: RawZone) -> Iterator[Finding]:

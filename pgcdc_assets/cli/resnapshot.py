@@ -22,7 +22,8 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         PgcdcError: the error of a run; tables that the error does not name are merged.
     """
-    from pgcdc_assets.orchestration.jobs.sync import SyncLimits, sync_capture
+    from pgcdc_assets.orchestration.jobs.sync import sync_capture
+    from pgcdc_assets.orchestration.jobs.sync_report import SyncLimits
     from pgcdc_assets.orchestration.project.code_location import load_location
     from pgcdc_assets.orchestration.project.home import open_instance
     from pgcdc_assets.orchestration.runs.partial_request import check_applied

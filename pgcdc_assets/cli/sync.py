@@ -22,7 +22,8 @@ def run(options: argparse.Namespace) -> int:
     A capture that fails does not stop the next capture. The highest exit status is returned.
     """
     started = time.monotonic()
-    from pgcdc_assets.orchestration.jobs.sync import SyncLimits, SyncReport, sync_capture
+    from pgcdc_assets.orchestration.jobs.sync import sync_capture
+    from pgcdc_assets.orchestration.jobs.sync_report import SyncLimits, SyncReport
     from pgcdc_assets.orchestration.project.code_location import load_location
     from pgcdc_assets.orchestration.project.home import open_instance
     from pgcdc_assets.orchestration.table_list import refresh_at_load
@@ -79,7 +80,7 @@ def _print_listed(loaded: LoadedCapture) -> None:
 
 
 def _summary(report: object) -> str:
-    from pgcdc_assets.orchestration.jobs.sync import SyncReport
+    from pgcdc_assets.orchestration.jobs.sync_report import SyncReport
 
     assert isinstance(report, SyncReport)
     parts = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in report.seconds.items())

@@ -110,7 +110,8 @@ def _verify(
     options: argparse.Namespace,
 ) -> Iterator[Comparison | PgcdcError]:
     """Compare one capture's tables; yield the errors of tables that could not be compared."""
-    from pgcdc_assets.orchestration.jobs.sync import SyncLimits, sync_capture
+    from pgcdc_assets.orchestration.jobs.sync import sync_capture
+    from pgcdc_assets.orchestration.jobs.sync_report import SyncLimits
 
     capture = loaded.capture
     settings = loaded.postgres.settings()

@@ -23,7 +23,8 @@ from pgcdc_assets.demo.console import Lines, print_progress, say, table
 from pgcdc_assets.demo.stage import FOLDER, LiveWorkload, stage
 from pgcdc_assets.errors import DifferenceFound
 from pgcdc_assets.orchestration.feature_warnings import ignore_feature_warnings
-from pgcdc_assets.orchestration.jobs.sync import SyncReport, sync_capture
+from pgcdc_assets.orchestration.jobs.sync import sync_capture
+from pgcdc_assets.orchestration.jobs.sync_report import SyncReport
 from pgcdc_assets.orchestration.project.code_location import (
     CodeLocation,
     LoadedCapture,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import (
@@ -11,6 +13,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import (
 from dagster._utils.schedules import is_valid_cron_string
 
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.orchestration.assets.messages import build_messages_asset
 from pgcdc_assets.orchestration.assets.raw import build_raw_asset
 from pgcdc_assets.orchestration.assets.scd import build_scd_assets
 from pgcdc_assets.orchestration.assets.snapshot import build_snapshot_asset
@@ -27,6 +30,7 @@ from pgcdc_assets.orchestration.runs.executor import run_executor
 from pgcdc_assets.orchestration.runs.records import CAPTURE_TAG
 from pgcdc_assets.orchestration.sensors.lag import LagSensorAssets, build_lag_sensor
 from pgcdc_assets.orchestration.sensors.merge import build_merge_sensor
+from pgcdc_assets.orchestration.sensors.messages import build_messages_sensor
 from pgcdc_assets.orchestration.settings_metadata import CAPTURE_METADATA, write_capture_settings
 from pgcdc_assets.orchestration.table_list import declare_listed_tables
 from pgcdc_assets.orchestration.translator import AssetData, Layer, PgcdcTranslator
@@ -76,6 +80,14 @@ def build_cdc_definitions(
     return definitions.with_reconstruction_metadata(reconstruction)
 
 
+class _MessageDefinitions(NamedTuple):
+    """The definitions of the table of logical messages; empty without this table."""
+
+    assets: Sequence[dg.AssetsDefinition] = ()
+    jobs: Sequence[UnresolvedAssetJobDefinition] = ()
+    sensors: Sequence[dg.SensorDefinition] = ()
+
+
 class _Builder:
     def __init__(
         self, capture: CdcCapture, translator: PgcdcTranslator, declared_in: Path | None
@@ -112,6 +124,7 @@ class _Builder:
         )
         keys = {table: spec.key for table, spec in sources.items()}
         tables = {place: spec.key for place, spec in scds.items()}
+        messages = self._messages(raw.key)
         jobs = capture_job, snapshot_job, check_job
         targets = LagSensorAssets(raw.key, snapshot.key, tables, keys, jobs)
         return dg.Definitions(
@@ -120,6 +133,7 @@ class _Builder:
                 build_raw_asset(self.capture, raw, keys, self.windows),
                 build_snapshot_asset(self.capture, snapshot, keys, self.tables),
                 build_scd_assets(self.capture, scds, keys, self.windows, snapshot.key),
+                *messages.assets,
             ],
             asset_checks=[
                 build_source_checks(self.capture, raw.key, snapshot.key, tables),
@@ -132,11 +146,13 @@ class _Builder:
                 check_job,
                 build_rebuild_job(self.capture, scd_keys),
                 maintenance_job,
+                *messages.jobs,
             ],
             schedules=[maintenance_schedule, *self._check_schedule(check_job)],
             sensors=[
                 build_lag_sensor(self.capture, targets),
                 build_merge_sensor(self.capture, scd_keys, snapshot.key, merge_job),
+                *messages.sensors,
             ],
             resources={
                 self.names.postgres: postgres,
@@ -183,6 +199,24 @@ class _Builder:
                 tags={"pgcdc/capture": self.capture.name},
             )
             for name, (selection, description) in jobs.items()
+        )
+
+    def _messages(self, raw: dg.AssetKey) -> _MessageDefinitions:
+        """Build the table of logical messages, if the capture has one."""
+        if not self.capture.has_message_table:
+            return _MessageDefinitions()
+        spec = self._spec(Layer.MESSAGES)
+        job = dg.define_asset_job(
+            self.names.messages_job,
+            selection=dg.AssetSelection.assets(spec.key),
+            description="Appends landed logical messages to their table.",
+            executor_def=run_executor,
+            tags={CAPTURE_TAG: self.capture.name},
+        )
+        return _MessageDefinitions(
+            assets=[build_messages_asset(self.capture, spec, raw, self.windows)],
+            jobs=[job],
+            sensors=[build_messages_sensor(self.capture, spec.key, job)],
         )
 
     def _check_schedule(self, job: UnresolvedAssetJobDefinition) -> list[dg.ScheduleDefinition]:

@@ -24,6 +24,7 @@ from pgcdc_assets.orchestration.component_models import (
     CatalogModel,
     CheckModel,
     HeartbeatModel,
+    MessageModel,
     RetentionModel,
     StepModel,
 )
@@ -266,6 +267,11 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
         description="A running capture writes to its source at an interval; see below. Unset: it "
         "writes nothing.",
     )
+    messages: MessageModel | None = Field(
+        default=None,
+        description="Which logical messages are captured; see below. Unset: all transactional "
+        "messages, without a table of their own.",
+    )
     snapshot: SnapshotModel = Field(
         default=SnapshotModel(), description="How snapshots of tables are taken."
     )
@@ -332,6 +338,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
             heartbeat=(
                 None if self.heartbeat is None else HeartbeatPolicy(**self.heartbeat.model_dump())
             ),
+            messages=None if self.messages is None else self.messages.policy(),
             snapshot=SnapshotPolicy(**self.snapshot.model_dump()),
             retention=RetentionPolicy(**self.retention.model_dump()),
             checks=CheckPolicy(**self.checks.model_dump()),

@@ -10,6 +10,7 @@ from pgcdc_assets.policies import (
     CatalogPolicy,
     CheckPolicy,
     HeartbeatPolicy,
+    MessagePolicy,
     RetentionPolicy,
     StepLimit,
 )
@@ -27,6 +28,26 @@ class HeartbeatModel(dg.Model, Resolvable):
         "row names the owner of the slot. Unset: a heartbeat is a logical message, which needs no "
         "privilege.",
     )
+
+
+class MessageModel(dg.Model, Resolvable):
+    """Which logical messages are captured."""
+
+    prefixes: list[str] | None = Field(
+        default=None,
+        description="The prefixes of the captured messages, each as a whole. Unset: every prefix. "
+        "Heartbeats are always captured.",
+    )
+    table: bool = Field(
+        default=MessagePolicy.table,
+        description="Keep the captured messages as the Delta table `<lake>/<name>/messages`, which "
+        "is the asset `<name>/messages`.",
+    )
+
+    def policy(self) -> MessagePolicy:
+        """Return the settings."""
+        prefixes = None if self.prefixes is None else tuple(self.prefixes)
+        return MessagePolicy(prefixes, self.table)
 
 
 class RetentionModel(dg.Model, Resolvable):

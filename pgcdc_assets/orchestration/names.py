@@ -54,6 +54,26 @@ class Names:
         return f"{self.name}_upkeep"
 
     @property
+    def messages_job(self) -> str:
+        """Job: appends logical messages to their table."""
+        return f"{self.name}_messages"
+
+    @property
+    def messages_sensor(self) -> str:
+        """Sensor: requests appends of logical messages."""
+        return f"{self.name}_messages"
+
+    @property
+    def messages_step(self) -> str:
+        """Step: appends logical messages to their table."""
+        return f"{self.name}_append_messages"
+
+    @property
+    def messages_pool(self) -> str:
+        """Pool: one run that appends logical messages."""
+        return f"pgcdc/{self.name}/messages"
+
+    @property
     def land_step(self) -> str:
         """Step: lands windows, in every job."""
         return f"{self.name}_land_windows"

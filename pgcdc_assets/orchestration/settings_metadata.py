@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -11,6 +12,7 @@ from pgcdc_assets.policies import (
     CatalogPolicy,
     CheckPolicy,
     HeartbeatPolicy,
+    MessagePolicy,
     RetentionPolicy,
     SnapshotPolicy,
     StepLimit,
@@ -33,7 +35,6 @@ def read_capture_settings(metadata: Any) -> CdcCapture:
     data = dict(metadata.data)
     tables = tuple(CdcTable.of_fields(table) for table in data["tables"])
     own = data.get("own_settings")
-    heartbeat, catalog = data.get("heartbeat"), data.get("catalog")
     selection = data.get("selection")
     if selection is not None:
         lists = {name: tuple(selection[name]) for name in ("include", "exclude", "scd")}
@@ -44,16 +45,21 @@ def read_capture_settings(metadata: Any) -> CdcCapture:
             "tables": tables,
             "selection": selection,
             "own_settings": None if own is None else tuple(map(CdcTable.of_fields, own)),
-            "heartbeat": None if heartbeat is None else HeartbeatPolicy(**heartbeat),
-            "catalog": None if catalog is None else CatalogPolicy(**catalog),
             "windows": WindowPolicy(**data["windows"]),
             "stream": StreamPolicy(**data["stream"]),
+            "heartbeat": _optional(HeartbeatPolicy, data.get("heartbeat")),
+            "catalog": _optional(CatalogPolicy, data.get("catalog")),
+            "messages": _optional(MessagePolicy, data.get("messages")),
             "snapshot": SnapshotPolicy(**data.get("snapshot", {})),
             "retention": RetentionPolicy(**data["retention"]),
             "checks": CheckPolicy(**data.get("checks", {})),
             "merge_step": StepLimit(**data.get("merge_step", {})),
         }
     )
+
+
+def _optional(policy: Callable[..., Any], data: Mapping[str, Any] | None) -> Any:
+    return None if data is None else policy(**data)
 
 
 def _lists(value: Any) -> Any:

@@ -14,6 +14,7 @@ import dagster as dg
 
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import encode_name
+from pgcdc_assets.tables.messages import describe_columns
 
 LAYER_TAG = "pgcdc/layer"
 
@@ -24,6 +25,7 @@ class Layer(Enum):
     SOURCE = "source"
     RAW = "raw"
     SNAPSHOT = "snapshot"
+    MESSAGES = "messages"
     SCD1 = "scd1"
     SCD2 = "scd2"
 
@@ -35,7 +37,7 @@ class AssetData:
     Attributes:
         layer: the kind of the asset.
         capture: the capture that the asset belongs to.
-        table: the table. None for the raw and snapshot assets, which contain all tables.
+        table: the table. None for the assets of the raw zone and of logical messages.
     """
 
     layer: Layer
@@ -69,6 +71,7 @@ class PgcdcTranslator:
             Layer.SOURCE: _source,
             Layer.RAW: _raw,
             Layer.SNAPSHOT: _snapshot,
+            Layer.MESSAGES: _messages,
             Layer.SCD1: _scd1,
             Layer.SCD2: _scd2,
         }[data.layer]
@@ -114,6 +117,23 @@ def _snapshot(data: AssetData) -> tuple[str, set[str], dict[str, Any]]:
         "partition to take a new snapshot of the table, which the next merge applies.",
         {"postgres", "delta"},
         {"dagster/table_name": f"{data.capture.name}.raw.snapshots"},
+    )
+
+
+def _messages(data: AssetData) -> tuple[str, set[str], dict[str, Any]]:
+    prefixes = None if data.capture.messages is None else data.capture.messages.prefixes
+    which = "every prefix" if prefixes is None else f"the prefixes {', '.join(prefixes)}"
+    columns = [
+        dg.TableColumn(name, kind, description) for name, kind, description in describe_columns()
+    ]
+    return (
+        f"The captured logical messages of {which}, each exactly once. The append of a window "
+        "also appends every earlier captured window above the watermark of the table.",
+        {"delta"},
+        {
+            "dagster/table_name": f"{data.capture.name}.messages",
+            "dagster/column_schema": dg.TableSchema(columns),
+        },
     )
 
 

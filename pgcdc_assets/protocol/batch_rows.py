@@ -25,6 +25,7 @@ from pgcdc_assets.protocol.heads import (
     TYPE,
     Heads,
 )
+from pgcdc_assets.protocol.logical_messages import MessageSelection
 from pgcdc_assets.protocol.parked import PARKED, read_or_park
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.protocol.row_messages import ChangeMessages, FoundTuples, LogicalTexts
@@ -106,15 +107,20 @@ def read_truncate(
     return extras
 
 
-def read_logical_message(heads: Heads, index: int, data: bytes) -> Extra | None:
-    """Return the row of a Message; None for a non-transactional message, which is not landed."""
+def read_logical_message(
+    heads: Heads, index: int, data: bytes, selection: MessageSelection, warnings: Counter[str]
+) -> list[Extra]:
+    """Return the row of a Message, or no row; count a message that is not landed, if unasked."""
     message = messages.parse_logical_message(data)
     if not message.is_transactional:
-        return None
+        warnings[NOT_TRANSACTIONAL] += 1
+        return []
+    if not selection.selects(message, data):
+        return []
     if not heads.is_inside[index]:
         heads.refuse(index, "a transactional message outside a transaction")
     texts = LogicalTexts.of(message, data, int(heads.bodies[index]) - 1)
-    return Extra(index, NO_RELATION, texts)
+    return [Extra(index, NO_RELATION, texts)]
 
 
 def find_relations(

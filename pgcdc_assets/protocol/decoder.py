@@ -32,7 +32,6 @@ from pgcdc_assets.protocol import arrow_batch, messages
 from pgcdc_assets.protocol.batch_rows import (
     IS_CHANGE,
     IS_RARE,
-    NOT_TRANSACTIONAL,
     OLD_UNCHANGED,
     Announcement,
     BatchRows,
@@ -57,6 +56,7 @@ from pgcdc_assets.protocol.heads import (
     find_context,
     read_heads,
 )
+from pgcdc_assets.protocol.logical_messages import EVERY_MESSAGE, MessageSelection
 from pgcdc_assets.protocol.parked import ParkedRows, add_parked
 from pgcdc_assets.protocol.relation import Relation
 
@@ -79,6 +79,7 @@ class Decoder:
         window_end: LSN; transactions that commit at or above `window_end` belong to a later window.
         window_start: LSN; transactions that commit below `window_start` were landed by an earlier
             window and are dropped.
+        selection: the logical messages to land.
 
     Attributes:
         is_finished: the decoder has seen the end of the window and ignores later messages.
@@ -87,8 +88,15 @@ class Decoder:
         parked: the parked rows so far, by relation id.
     """
 
-    def __init__(self, resolve: Resolve, window_end: int, window_start: int = 0) -> None:
+    def __init__(
+        self,
+        resolve: Resolve,
+        window_end: int,
+        window_start: int = 0,
+        selection: MessageSelection = EVERY_MESSAGE,
+    ) -> None:
         self._resolve = resolve
+        self._selection = selection
         self._announced: list[arrow_batch.Announced] = []
         self._relation_indexes: dict[int, int] = {}
         self._announcement_count = 0
@@ -290,11 +298,9 @@ class Decoder:
             elif action == TRUNCATE:
                 extras.extend(read_truncate(heads, index, data, self._relation_indexes))
             else:
-                extra = read_logical_message(heads, index, data)
-                if extra is None:
-                    self.warnings[NOT_TRANSACTIONAL] += 1
-                else:
-                    extras.append(extra)
+                extras.extend(
+                    read_logical_message(heads, index, data, self._selection, self.warnings)
+                )
 
         read_rare(heads, read_one)
         return announcements, extras

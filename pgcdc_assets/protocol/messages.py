@@ -56,11 +56,13 @@ class LogicalMessage(NamedTuple):
 
     Attributes:
         is_transactional: the message belongs to the transaction that wrote the message.
+        lsn: end of the message's record in the WAL.
         prefix: start and end offset of the prefix in the message.
         content: start and end offset of the content in the message.
     """
 
     is_transactional: bool
+    lsn: int
     prefix: tuple[int, int]
     content: tuple[int, int]
 
@@ -157,12 +159,13 @@ def parse_logical_message(data: bytes) -> LogicalMessage:
         ProtocolError: the bytes are no Message.
     """
     reader = MessageReader(data)
-    flags, _lsn = reader.unpack(_logical_head)
+    flags, lsn = reader.unpack(_logical_head)
     prefix = (reader.position, reader.position + len(reader.name()))
     (length,) = reader.unpack(_count)
     if length != reader.left:
         raise reader.error(f"the content of {length} bytes has {reader.left} bytes")
-    return LogicalMessage(bool(flags & 1), prefix, (reader.position, reader.position + length))
+    content = (reader.position, reader.position + length)
+    return LogicalMessage(bool(flags & 1), lsn, prefix, content)
 
 
 def check_time(reader: MessageReader, postgres_us: int) -> int:

@@ -20,12 +20,12 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
+from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol import arrow_batch, messages
 from pgcdc_assets.protocol.arrow_batch import NO_RELATION
 from pgcdc_assets.protocol.batch_rows import (
     IS_CHANGE,
     IS_RARE,
-    NOT_TRANSACTIONAL,
     OLD_UNCHANGED,
     Announcement,
     Extra,
@@ -37,7 +37,17 @@ from pgcdc_assets.protocol.batch_rows import (
     read_truncate,
 )
 from pgcdc_assets.protocol.frames import MessageBatch, Positions
-from pgcdc_assets.protocol.heads import ORIGIN, RELATION, TRUNCATE, TYPE, Heads, read_block_heads
+from pgcdc_assets.protocol.heads import (
+    ORIGIN,
+    RELATION,
+    TRUNCATE,
+    TYPE,
+    XID_BYTES,
+    Heads,
+    find_context,
+    read_block_heads,
+)
+from pgcdc_assets.protocol.logical_messages import EVERY_MESSAGE, MessageSelection
 from pgcdc_assets.protocol.parked import PARKED
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.protocol.tuples import TEXTS_TYPE, UNCHANGED_TYPE
@@ -145,7 +155,10 @@ class OpenTransaction:
         self.valid.clear()
 
     def read_block(
-        self, batch: MessageBatch, number_announcement: Callable[[], int]
+        self,
+        batch: MessageBatch,
+        number_announcement: Callable[[], int],
+        selection: MessageSelection = EVERY_MESSAGE,
     ) -> pa.RecordBatch | None:
         """Return the rows of a block's messages, in the schema `SPOOLED`; None without a row.
 
@@ -153,10 +166,22 @@ class OpenTransaction:
             batch: messages between a Stream Start and its Stream Stop, or between Begin Prepare
                 and Prepare.
             number_announcement: function that returns the number of the next announcement.
+            selection: the logical messages to land.
 
         Raises:
-            ProtocolError: a message is malformed.
+            ProtocolError: a message is malformed; the error names the table, if it is known.
         """
+        try:
+            return self._read_block(batch, number_announcement, selection)
+        except ProtocolError as error:
+            raise self._with_relation(error, batch) from None
+
+    def _read_block(
+        self,
+        batch: MessageBatch,
+        number_announcement: Callable[[], int],
+        selection: MessageSelection,
+    ) -> pa.RecordBatch | None:
         heads, xids = read_block_heads(batch, None if self.has_xids else self.xid)
         is_known = IS_CHANGE[heads.actions] | IS_RARE[heads.actions] | (heads.actions == 0)
         heads.check(is_known, slice(None), "the message is not allowed in a block")
@@ -164,7 +189,7 @@ class OpenTransaction:
         heads.check(~has_xid | (xids > 0), slice(None), "the transaction id is 0")
         changes = np.flatnonzero(IS_CHANGE[heads.actions])
         before = dict(self.valid)
-        announcements, extras = self._read_rare(heads, xids, number_announcement)
+        announcements, extras = self._read_rare(heads, xids, number_announcement, selection)
         relation_indexes = find_relations(heads, changes, before, self.valid, announcements)
         relations = [each.relation for each in self.announced]
         column_counts = np.array([len(relation.columns) for relation in relations], np.int64)
@@ -189,8 +214,22 @@ class OpenTransaction:
             schema=SPOOLED,
         )
 
+    def _with_relation(self, error: ProtocolError, batch: MessageBatch) -> ProtocolError:
+        """Return the error with the table of the malformed message. The commit LSN is unknown."""
+        if error.start is None:
+            return error
+        relation_id, _ = find_context(batch, error.start, XID_BYTES if self.has_xids else 0)
+        index = self.valid.get(relation_id or 0)
+        if index is None:
+            return error.of(relation_id, None)
+        return error.of(self.announced[index].relation.qualified_name, None)
+
     def _read_rare(
-        self, heads: Heads, xids: Positions, number_announcement: Callable[[], int]
+        self,
+        heads: Heads,
+        xids: Positions,
+        number_announcement: Callable[[], int],
+        selection: MessageSelection,
     ) -> tuple[list[Announcement], list[Extra]]:
         announcements: list[Announcement] = []
         extras: list[Extra] = []
@@ -211,12 +250,10 @@ class OpenTransaction:
             elif action == TRUNCATE:
                 extras.extend(read_truncate(heads, index, data, self.valid))
             else:
-                extra = read_logical_message(heads, index, data)
-                if extra is None:
-                    self._warnings_of(int(xids[index]))[NOT_TRANSACTIONAL] += 1
-                else:
-                    self.has_messages = True
-                    extras.append(extra)
+                warnings = self._warnings_of(int(xids[index]))
+                found = read_logical_message(heads, index, data, selection, warnings)
+                self.has_messages = self.has_messages or bool(found)
+                extras.extend(found)
 
         read_rare(heads, read_one)
         return announcements, extras

@@ -16,9 +16,9 @@ worthless: the server sends an open transaction again from its start, because `r
 above the start of the oldest open transaction. A prepared transaction is not sent again: see
 `prepared`.
 
-A batch without a delimiter of the versions 2 to 4 is decoded as a whole. Other batches are cut at
-the delimiters. Blocks of one transaction that follow each other in a batch are decoded together,
-because a block may be small: it has up to `logical_decoding_work_mem` of changes.
+Batches are cut at the delimiters of the versions 2 to 4, and at non-transactional logical messages.
+Blocks of one transaction that follow each other in a batch are decoded together, because a block
+may be small: it has up to `logical_decoding_work_mem` of changes.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ from pgcdc_assets.protocol.decoder import Decoder, Resolve
 from pgcdc_assets.protocol.frames import MessageBatch
 from pgcdc_assets.protocol.heads import (
     ACTION_AT,
+    MESSAGE,
     MOST_VALUES,
     XID_BYTES,
-    find_context,
     read_actions,
     split_by_values,
 )
+from pgcdc_assets.protocol.logical_messages import NonTransactionalMessages
 from pgcdc_assets.protocol.open_transaction import (
     Commit,
     CommittedRows,
@@ -92,8 +93,10 @@ class StreamingDecoder:
         window_start: see `Decoder`.
         most_values: bound of the column values that are decoded at once.
         archive: the stored prepared transactions.
+        messages: chooses the logical messages to land; default: all transactional ones.
 
     Attributes:
+        messages: the same.
         prepared: the prepared transactions.
     """
 
@@ -105,11 +108,13 @@ class StreamingDecoder:
         window_start: int = 0,
         most_values: int = MOST_VALUES,
         archive: PreparedArchive | None = None,
+        messages: NonTransactionalMessages | None = None,
     ) -> None:
         self._resolve = resolve
         self._spool = spool
         self._most_values = most_values
-        self._whole = Decoder(resolve, window_end, window_start)
+        self.messages = messages or NonTransactionalMessages()
+        self._whole = Decoder(resolve, window_end, window_start, self.messages.selection)
         self._transactions: dict[int, OpenTransaction] = {}
         self._block: OpenTransaction | None = None
         # The message Begin Prepare of the transaction in `_block`.
@@ -127,6 +132,7 @@ class StreamingDecoder:
 
     def _begin(self, window_end: int, window_start: int) -> None:
         self._window_start, self._window_end = int(window_start), int(window_end)
+        self.messages.begin_window(self._window_end, self._window_start)
         self._rest: MessageBatch | None = None
         self.prepared.begin_window()
 
@@ -175,15 +181,23 @@ class StreamingDecoder:
         """
         if self.is_finished:
             return
-        delimiters = np.flatnonzero(_IS_DELIMITER[read_actions(batch)]).tolist()
-        first = 0
-        for index in [*delimiters, len(batch.starts)]:
+        yield from self._decode(batch)
+        yield from self.messages.take()
+
+    def _decode(self, batch: MessageBatch) -> Iterator[pa.RecordBatch]:
+        first, actions = 0, read_actions(batch)
+        messages = self.messages.find(batch, actions)
+        delimiters = np.union1d(np.flatnonzero(_IS_DELIMITER[actions]), messages)
+        for index in [*delimiters.tolist(), len(batch.starts)]:
             yield from self._run(batch, first, index)
             if self.is_finished:
                 return
             if index == len(batch.starts):
                 self._read_blocks(batch)
                 return
+            if actions[index] == MESSAGE and (self._block is not None or self._whole.is_open):
+                first = index
+                continue
             start = int(batch.starts[index])
             data = batch.buffer[start + ACTION_AT : batch.ends[index]].tobytes()
             try:
@@ -231,18 +245,18 @@ class StreamingDecoder:
         number = self._whole.number_announcement
         xid_bytes = XID_BYTES if transaction.has_xids else 0
         for part in split_by_values(run, self._most_values, xid_bytes):
-            try:
-                rows = transaction.read_block(part, number)
-            except ProtocolError as error:
-                raise _with_relation(error, part, transaction) from None
+            rows = transaction.read_block(part, number, self.messages.selection)
             if rows is not None:
                 self._spool.append(transaction.xid, rows)
 
     def _delimiter(self, batch: MessageBatch, index: int, data: bytes) -> Iterator[pa.RecordBatch]:
         action = data[0]
-        if self._whole.is_open:
+        if action == MESSAGE:
+            if not self.messages.add(batch, index):
+                self._finish(batch, index)
+        elif self._whole.is_open:
             raise _refused(data, "a streamed transaction inside a transaction")
-        if action == PREPARE and self._preparing is not None:
+        elif action == PREPARE and self._preparing is not None:
             self._read_blocks(batch)
             self._end_block_by_prepare(data)
         elif action == STREAM_STOP:
@@ -383,17 +397,3 @@ class StreamingDecoder:
 
 def _refused(data: bytes, reason: str) -> ProtocolError:
     return ProtocolError(message_type=chr(data[0]), offset=ACTION_AT, reason=reason)
-
-
-def _with_relation(
-    error: ProtocolError, batch: MessageBatch, transaction: OpenTransaction
-) -> ProtocolError:
-    """Return the error with the table of the malformed message. The commit LSN is unknown."""
-    if error.start is None:
-        return error
-    xid_bytes = XID_BYTES if transaction.has_xids else 0
-    relation_id, _ = find_context(batch, error.start, xid_bytes)
-    index = transaction.valid.get(relation_id or 0)
-    if index is None:
-        return error.of(relation_id, None)
-    return error.of(transaction.announced[index].relation.qualified_name, None)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -154,6 +153,19 @@ class ChangeLog:
         version: int | None = table.transaction_version(self.heartbeat_app_id(epoch, table_id))
         return version
 
+    def messages_app_id(self, epoch: int) -> str:
+        """Return the application id whose transaction version is `messages_through`."""
+        return f"{self.app_id(epoch)}:messages"
+
+    def messages_through(self, epoch: int) -> Lsn:
+        """Return the end of the record of a landed message that ends behind its window, or 0/0.
+
+        A later stream may send this message again (see `protocol.logical_messages`).
+        """
+        table = self.table.newest()
+        version = None if table is None else table.transaction_version(self.messages_app_id(epoch))
+        return Lsn(version or 0)
+
     def captured_on(self, epoch: int) -> tuple[Lsn | None, int | None]:
         """Return the end of the newest landed window, and the window's timeline.
 
@@ -171,7 +183,7 @@ class ChangeLog:
         batches: Iterable[pa.RecordBatch],
         before_commit: Callable[[], None] = nothing,
         timeline: Callable[[], int | None] = lambda: None,
-        facts: Mapping[str, int] = MappingProxyType({}),
+        facts: Callable[[], Mapping[str, int]] = dict,
     ) -> LandReport:
         """Write all batches, and commit the rows as the window's content.
 
@@ -185,7 +197,8 @@ class ChangeLog:
                 commit, to verify the lease.
             timeline: function that is called after `before_commit` and returns the server's
                 timeline of the rows; None: unknown.
-            facts: further application transactions of the commit, versions by application id.
+            facts: function that is called at the same time and returns further application
+                transactions of the commit, versions by application id.
 
         Raises:
             RawZoneError: the window does not follow the landed windows, or a row does not belong to
@@ -202,7 +215,7 @@ class ChangeLog:
                 writer.write(group)
             files = writer.finish()
             before_commit()
-            number = timeline()
+            number, further = timeline(), facts()
         timelines = {} if number is None else {self.timeline_app_id(window.epoch): number}
         # A failure from here on may follow a successful commit: the files are not removed.
         summary = builder.build()
@@ -212,7 +225,7 @@ class ChangeLog:
                 files,
                 app_id=self.app_id(window.epoch),
                 app_version=int(window.end),
-                facts={**facts, **timelines},
+                facts={**further, **timelines},
                 record=summary.as_record(),
             )
         except CommitRefused as refusal:

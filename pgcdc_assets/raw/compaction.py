@@ -18,7 +18,7 @@ from deltalake.transaction import RemoveAction
 
 from pgcdc_assets.errors import RawZoneError
 from pgcdc_assets.raw.files import FileWriter
-from pgcdc_assets.raw.row_groups import RelationGroups
+from pgcdc_assets.raw.row_groups import by_relation, gathered
 from pgcdc_assets.raw.scan import DataFile, data_files, scan
 from pgcdc_assets.raw.table import CommitRefused, RawTable
 
@@ -45,10 +45,10 @@ class CompactionReport:
 def compact(
     table: RawTable, loaded: DeltaTable, app_id: str, *, minimum_files: int
 ) -> list[CompactionReport]:
-    """Compact neighbouring small files of `raw/changes`. Each new file is sorted by source table.
+    """Compact neighbouring small files of `raw/changes` or a table with its order of rows.
 
     Args:
-        table: `raw/changes`.
+        table: a table with `epoch` and `commit_lsn`, and statistics of both.
         loaded: the newest version of the table.
         app_id: application id of compaction commits.
         minimum_files: do nothing with fewer small files.
@@ -116,23 +116,21 @@ def copy_rows(
     writer: FileWriter,
     condition: ds.Expression | None = None,
 ) -> None:
-    """Write the rows of `files` that satisfy `condition`, sorted by source table.
+    """Write the rows of `files` that satisfy `condition`, of `raw/changes` sorted by source table.
 
     Raises:
         RawZoneError: a file is missing.
     """
-    groups = RelationGroups()
+    batches = scan(table, files, table.schema.names, condition)
+    has_relations = "relation_id" in table.schema.names
     try:
-        for batch in scan(table, files, table.schema.names, condition):
-            for group in groups.add(batch):
-                writer.write(group)
+        for group in by_relation(batches) if has_relations else gathered(batches):
+            writer.write(group)
     except FileNotFoundError as error:
         raise RawZoneError(
             raw_zone=table.uri,
             reason="a file of its log is missing; the rows of the file are lost.",
         ) from error
-    for group in groups.drain():
-        writer.write(group)
 
 
 def removals(files: Sequence[DataFile]) -> list[RemoveAction]:

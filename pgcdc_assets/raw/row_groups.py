@@ -68,6 +68,14 @@ class RelationGroups:
         self._held_bytes = 0
 
 
+def by_relation(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Yield the rows of batches as row groups of one relation each."""
+    groups = RelationGroups()
+    for batch in batches:
+        yield from groups.add(batch)
+    yield from groups.drain()
+
+
 def gathered(
     batches: Iterable[pa.RecordBatch], budget_bytes: int = BUDGET_BYTES
 ) -> Iterator[pa.Table]:

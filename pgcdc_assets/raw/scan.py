@@ -134,6 +134,7 @@ def scan_changes(
     relation_id: int | None = None,
     relation_ids: Collection[int] | None = None,
     columns: Sequence[str] | None = None,
+    condition: ds.Expression | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the changes of an epoch with start <= commit_lsn < end.
 
@@ -148,17 +149,20 @@ def scan_changes(
         relation_id: OID of one table; None: all tables.
         relation_ids: OIDs of tables; None: all tables.
         columns: names of the columns to read; None: all columns.
+        condition: a further condition; None: no condition.
     """
     loaded = table.newest()
     if loaded is None:
         return
-    condition = (
+    wanted = (
         (pc.field("epoch") == epoch)
         & (pc.field("commit_lsn") >= int(start))
         & (pc.field("commit_lsn") < int(end))
     )
+    if condition is not None:
+        wanted &= condition
     if names is not None:
-        condition &= reduce(
+        wanted &= reduce(
             operator.or_,
             (
                 (pc.field("schema") == schema) & (pc.field("table") == name)
@@ -166,8 +170,8 @@ def scan_changes(
             ),
         )
     if relation_id is not None:
-        condition &= pc.field("relation_id") == relation_id
+        wanted &= pc.field("relation_id") == relation_id
     if relation_ids is not None:
-        condition &= pc.field("relation_id").isin(pa.array(sorted(relation_ids), pa.int64()))
+        wanted &= pc.field("relation_id").isin(pa.array(sorted(relation_ids), pa.int64()))
     files = files_between(data_files(loaded), epoch, start, end)
-    yield from scan(table, files, columns or table.schema.names, condition)
+    yield from scan(table, files, columns or table.schema.names, wanted)

@@ -217,9 +217,18 @@ def check_written(zone: RawZone, path: str, step: Step) -> None:
     Raises:
         TransientError: the write was skipped, because another merge has committed.
     """
-    table = open_table(zone.lake, path)
-    if table is None or find_step(zone.lake, table, path, step) is None:
+    if not is_written(zone, path, step):
         raise overtaken_error(path)
+
+
+def is_written(zone: RawZone, path: str, step: Step) -> bool:
+    """Return whether the log of a table has the commit of a step.
+
+    Raises:
+        TableDamaged: its log cannot be read.
+    """
+    table = open_table(zone.lake, path)
+    return table is not None and find_step(zone.lake, table, path, step) is not None
 
 
 def has_applied(zone: RawZone, path: str, position: Position) -> bool:

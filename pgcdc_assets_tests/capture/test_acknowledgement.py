@@ -20,7 +20,8 @@ from pgcdc_assets.errors import (
 )
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.postgres.stream import socket_transport
-from pgcdc_assets.postgres.stream.connection import ReplicationStream, StreamSettings
+from pgcdc_assets.postgres.stream.connection import ReplicationStream
+from pgcdc_assets.postgres.stream.request import StreamSettings
 from pgcdc_assets.postgres.stream.transport import WireSettings
 from pgcdc_assets.protocol.decoder import Decoder
 from pgcdc_assets.protocol.frames import Bytes, Frames, cut

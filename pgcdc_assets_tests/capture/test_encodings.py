@@ -12,8 +12,8 @@ from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.capture.window import CaptureLimits
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.encodings import stored_encoding
-from pgcdc_assets.postgres.stream.connection import StreamSettings
 from pgcdc_assets.postgres.stream.plugin_options import PluginOptions, Streaming
+from pgcdc_assets.postgres.stream.request import StreamSettings
 from pgcdc_assets.protocol.frames import MessageBatch
 from pgcdc_assets.protocol.stored_messages import StoredMessages
 from pgcdc_assets.protocol.utf8 import bytes_as_text
@@ -172,7 +172,7 @@ def test_a_value_of_the_next_window_does_not_end_this_window(
     with through.session() as session:
         session.land(first)
         second, third = through.windows_of(bad.format(2), good.format(3))
-        source = session._source
+        source = session._connections.source
         assert source is not None
         stream = source.stream
 

@@ -20,8 +20,9 @@ from pgcdc_assets.capture.limits import CaptureLimits
 from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.cli.check import check_capture
+from pgcdc_assets.demo.programs import binaries
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.errors import RawZoneError
+from pgcdc_assets.errors import RawZoneError, SlotMissing
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.timelines import ServerTimeline, check_timeline, parse_history
 from pgcdc_assets.postgres.wal import read_barrier
@@ -90,17 +91,27 @@ class Pair:
 
 
 @pytest.fixture
-def pair() -> Iterator[Pair]:
+def version() -> int:
+    """Return the version of the pair's servers; a test may choose another."""
+    return 18
+
+
+@pytest.fixture
+def pair(version: int) -> Iterator[Pair]:
+    if binaries(version) is None:
+        pytest.skip(f"Postgres {version} is not installed")
     folder = Path(tempfile.mkdtemp(prefix="pgcdc-test-pair-"))
     standby_settings = {**SETTINGS, "hot_standby_feedback": "on"}
-    primary = EmbeddedServer(folder / "primary", 18, SETTINGS)
-    standby = EmbeddedServer(folder / "standby", 18, standby_settings)
+    primary = EmbeddedServer(folder / "primary", version, SETTINGS)
+    standby = EmbeddedServer(folder / "standby", version, standby_settings)
     try:
         primary.start()
         old = Database(primary, "postgres")
         old.execute("create table t (id int primary key); create publication pub for table t")
+        # Before 17, a slot has no option failover.
+        options = "false, false, true" if version >= 17 else "false"
         old.execute(
-            "select pg_create_logical_replication_slot(%s, 'pgoutput', false, false, true)", (SLOT,)
+            f"select pg_create_logical_replication_slot(%s, 'pgoutput', {options})", (SLOT,)
         )
         start_standby(primary, standby, "standby")
         yield Pair(primary, standby)
@@ -146,7 +157,12 @@ def _confirmed(database: Database) -> str:
 
 
 @pytest.mark.parametrize(
-    "is_old_lake", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["new", "old lake"]
+    ("version", "is_old_lake"),
+    [
+        pytest.param(18, False, id="18"),
+        pytest.param(18, True, marks=pytest.mark.soak, id="18, old lake"),
+        pytest.param(17, False, marks=pytest.mark.soak, id="17"),
+    ],
 )
 def test_after_a_failover_without_loss_the_capture_continues(
     pair: Pair, zone: RawZone, monkeypatch: pytest.MonkeyPatch, is_old_lake: bool
@@ -172,6 +188,7 @@ def test_after_a_failover_without_loss_the_capture_continues(
     snapshot_tables(pair.new.settings(), zone, SLOT, "pub", [TableName("public", "t")])
 
 
+@pytest.mark.parametrize("version", [18, pytest.param(17, marks=pytest.mark.soak)])
 def test_a_slot_with_the_setting_failover_continues_on_the_promoted_standby(
     pair: Pair, zone: RawZone
 ) -> None:
@@ -191,6 +208,39 @@ def test_a_slot_with_the_setting_failover_continues_on_the_promoted_standby(
     _capture(pair.new, zone)
     assert _ids(zone) == [1, 2]
     assert zone.changes.captured_on(1)[1] == 2
+
+
+@pytest.mark.parametrize(
+    "version",
+    [pytest.param(16, marks=pytest.mark.soak), pytest.param(18, marks=pytest.mark.soak), 15],
+)
+def test_after_a_failover_to_a_standby_without_the_slot_the_capture_stops_until_it_is_renewed(
+    pair: Pair, zone: RawZone
+) -> None:
+    """B16: no version before 17 keeps a logical slot on a standby, and an operator may forget it.
+
+    The standby has all captured WAL, and the promotion begins a new timeline.
+    """
+    snapshot_tables(pair.old.settings(), zone, SLOT, "pub")
+    pair.old.execute("insert into t values (1)")
+    _capture(pair.old, zone)
+    _wait_for_replay(pair, _flush_lsn(pair.old))
+    pair.primary.stop()
+    pair.promote()
+    pair.new.execute("insert into t values (2)")
+
+    with pytest.raises(SlotMissing, match=r"promoted without a copy.*pgcdc renew"):
+        _capture(pair.new, zone)
+    assert "slot" in _errors(pair.new, zone)
+    assert _ids(zone) == [1]
+
+    renewed = renew_epoch(pair.new.settings(), zone, SLOT, "pub")
+    assert (renewed.epoch, renewed.timeline) == (2, 2)
+    [report] = snapshot_tables(pair.new.settings(), zone, SLOT, "pub")
+    assert report.row_count == 2
+    pair.new.execute("insert into t values (3)")
+    _capture(pair.new, zone)
+    assert _ids(zone) == [1, 3]
 
 
 def test_after_a_failover_that_lost_captured_wal_the_capture_stops_until_it_is_renewed(

@@ -24,6 +24,8 @@ from pgcdc_assets_tests.support.database import Database, create_database
 from pgcdc_assets_tests.support.handover import (
     copied_rows,
     replay,
+    replay_changes,
+    streamed_changes,
     without_plain_snapshots,
     writers,
 )
@@ -119,8 +121,10 @@ def test_plain_snapshots_are_exact_while_writers_commit(
             time.sleep(0.01)
     found = [each for each in made if each is not None]
     assert found
+    changes = streamed_changes(database, _slot(database))
+    source = _rows(database)
     for rows, lsn in found:
-        assert replay(database, _slot(database), rows, lsn) == _rows(database)
+        assert replay_changes(changes, rows, lsn) == source
 
 
 def test_a_transaction_whose_commit_is_not_visible_yet_prevents_the_proof(

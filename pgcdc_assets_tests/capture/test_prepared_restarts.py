@@ -44,7 +44,9 @@ def _killed(capturing: Capturing, failpoint: str, streaming: Streaming) -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
-@pytest.mark.parametrize("streaming", [Streaming.OFF, Streaming.ON])
+@pytest.mark.parametrize(
+    "streaming", [pytest.param(Streaming.OFF, marks=pytest.mark.soak), Streaming.ON]
+)
 @pytest.mark.parametrize("failpoint", FAILPOINTS)
 def test_killed_captures_land_each_row_once(
     capturing: Capturing, failpoint: str, streaming: Streaming

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from threading import Thread
 
@@ -96,3 +97,31 @@ def test_a_landing_that_waits_is_reported_with_the_statistics_of_its_slot(
             landing.join(60)
     assert not landing.is_alive()
     assert any("the server decoded" in str(report) for report in reports)
+
+
+def test_reports_that_take_longer_than_their_interval_do_not_stop_the_capture(
+    capturing: Capturing,
+) -> None:
+    """The figures of the intervals in between are in the later reports."""
+    capturing.begin("create table t (id int)")
+    capturing.database.execute("insert into t select i from generate_series(1, 3000) i")
+    reports: list[Report] = []
+
+    def receive_slowly(report: Report) -> None:
+        time.sleep(0.5)
+        reports.append(report)
+
+    limits = replace(OFTEN, report_seconds=0.001)
+    with CaptureSession(
+        capturing.settings, capturing.zone, capturing.slot, "pub", limits, on_report=receive_slowly
+    ) as session:
+        session.land(capturing.window())
+
+        def is_reported() -> bool:
+            session.read_current_lsn()
+            return any(r.figures.windows for r in reports if isinstance(r, ProgressReport))
+
+        wait_until(is_reported, "a report of the window")
+        assert session.finish()
+    figures = [report.figures for report in reports if isinstance(report, ProgressReport)]
+    assert sum(each.rows for each in figures) == 3000

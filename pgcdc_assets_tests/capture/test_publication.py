@@ -54,10 +54,10 @@ def test_changes_written_without_the_publication_are_never_skipped(
     """B9: Postgres 18 skips these changes with a warning."""
     if is_encrypted:
         # The encryption determines the transport.
-        from pgcdc_assets.postgres.stream import connection
+        from pgcdc_assets.postgres.stream import start
         from pgcdc_assets.postgres.stream.libpq_transport import LibpqWire
 
-        monkeypatch.setattr(connection, "SocketWire", LibpqWire)
+        monkeypatch.setattr(start, "SocketWire", LibpqWire)
     slot, settings = f"s_{database.name}", database.settings()
     database.execute("create table t (id int primary key); create publication pub for table t")
     snapshot_tables(settings, zone, slot, "pub")

@@ -61,12 +61,27 @@ def test_over_tls(
     _check(run_in_process(database, database, zone, plugin, seed, KILLS, certificates))
 
 
-@pytest.mark.parametrize("streaming", [Streaming.OFF, Streaming.ON])
-def test_from_a_standby(source: Source, zone: RawZone, seed: int, streaming: Streaming) -> None:
-    """The primary prepares transactions, and the standby's slot sends them."""
+@pytest.mark.parametrize(
+    ("streaming", "is_encrypted"),
+    [
+        (Streaming.OFF, False),
+        (Streaming.ON, True),
+        pytest.param(Streaming.ON, False, marks=pytest.mark.soak),
+    ],
+)
+def test_from_a_standby(
+    source: Source,
+    zone: RawZone,
+    seed: int,
+    streaming: Streaming,
+    is_encrypted: bool,
+    certificates: Certificates,
+) -> None:
+    """The primary prepares transactions, and the standby's slot sends them, also over TLS."""
     if int(source.primary.value("show server_version_num")) < 160000:
         pytest.skip("a standby decodes from Postgres 16 on")
     plugin = PluginOptions(streaming, two_phase=True)
     # Otherwise the primary removes catalog rows that the slot needs, which invalidates the slot.
     with source.standby_setting("hot_standby_feedback", "on"):
-        _check(run_in_process(source.primary, source.standby, zone, plugin, seed, KILLS))
+        front = certificates if is_encrypted else None
+        _check(run_in_process(source.primary, source.standby, zone, plugin, seed, KILLS, front))

@@ -14,7 +14,7 @@ from pgcdc_assets import failpoints
 from pgcdc_assets.capture.limits import CaptureLimits
 from pgcdc_assets.errors import RawZoneError
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.postgres.stream.connection import StreamSettings
+from pgcdc_assets.postgres.stream.request import StreamSettings
 from pgcdc_assets.postgres.stream.transport import WireSettings
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone

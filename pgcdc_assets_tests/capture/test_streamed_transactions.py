@@ -17,8 +17,9 @@ from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.relation_resolver import CatalogResolver
-from pgcdc_assets.postgres.stream.connection import ReplicationStream, StreamSettings
+from pgcdc_assets.postgres.stream.connection import ReplicationStream
 from pgcdc_assets.postgres.stream.plugin_options import PluginOptions, Streaming
+from pgcdc_assets.postgres.stream.request import StreamSettings
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.protocol.streaming_decoder import StreamingDecoder
 from pgcdc_assets.raw.lake import Lake

@@ -16,8 +16,8 @@ from pgcdc_assets.capture.source_stream import SourceStream
 from pgcdc_assets.capture.spool import TransactionSpool
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.postgres.stream.connection import StreamSettings
 from pgcdc_assets.postgres.stream.plugin_options import PluginOptions, Streaming
+from pgcdc_assets.postgres.stream.request import StreamSettings
 from pgcdc_assets.postgres.stream.transport import WireSettings
 from pgcdc_assets.protocol.frames import MessageBatch
 from pgcdc_assets.raw.lake import Lake

@@ -1,7 +1,8 @@
 """An upgrade of the server by pg_upgrade begins a new epoch, and loses nothing (H11).
 
-From Postgres 17 on, pg_upgrade keeps slots. The tests have pg_upgrade for 16 and 18, so that an
-upgrade from 18 to 18 shows the slots.
+From Postgres 17 on, pg_upgrade keeps slots. pg_upgrade needs the program pg_resetwal of the earlier
+version, which the archive of 17 in Maven Central does not have: docs/testing.md names one that has.
+An upgrade from 18 to 18 keeps slots as well.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pytest
 from pgcdc_assets.capture.epoch import renew_epoch
 from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.cli.check import check_capture
-from pgcdc_assets.demo.programs import run_program
+from pgcdc_assets.demo.programs import binaries, run_program
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import RawZoneError
 from pgcdc_assets.local import free_port
@@ -77,11 +78,17 @@ def _capturing(server: EmbeddedServer, zone: RawZone) -> Capturing:
     return Capturing(database, zone, SLOT, database.conninfo)
 
 
-@pytest.mark.parametrize(("before", "after"), [(16, 18), (18, 18)])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(16, 18), (18, 18), pytest.param(17, 18, marks=pytest.mark.soak)],
+)
 def test_after_an_upgrade_a_new_epoch_has_all_rows(
     folder: Path, zone: RawZone, before: int, after: int
 ) -> None:
     """H11: the slot is kept or not, the writers pause, and the LSNs of two epochs differ."""
+    programs = binaries(before)
+    if programs is None or not (programs / "pg_resetwal").exists():
+        pytest.skip(f"pg_resetwal of Postgres {before} is not installed")
     settings = {**SETTINGS, "autovacuum": "off"}
     old = EmbeddedServer(folder / "old", before, settings)
     new = EmbeddedServer(folder / "new", after, settings)
@@ -98,7 +105,9 @@ def test_after_an_upgrade_a_new_epoch_has_all_rows(
         # of an earlier session drops its temporary tables, and this commit is flushed later.
         wait_until(lambda: source.database.value(_IS_QUIET), "the end of the sessions")
         end = Lsn.parse(source.database.value("select pg_current_wal_flush_lsn()::text"))
-        source.capture(LsnWindow.of(1, source.captured_through(), end))
+        start = source.captured_through()
+        if start < end:
+            source.capture(LsnWindow.of(1, start, end))
         old.stop()
 
         # 16 creates clusters without checksums, and both clusters must agree.

@@ -86,7 +86,14 @@ def test_help_does_not_wait_for_dagster() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["check", "sync", "status", "init --name x --publication p", "renew --name shop"]
+    "command",
+    [
+        pytest.param("check", marks=pytest.mark.soak),
+        "sync",
+        pytest.param("status", marks=pytest.mark.soak),
+        "init --name x --publication p",
+        pytest.param("renew --name shop", marks=pytest.mark.soak),
+    ],
 )
 def test_an_unavailable_server_is_one_sentence_with_status_3(command: str, tmp_path: Path) -> None:
     more = ["--defs", str(tmp_path / "defs")] if command.startswith("init") else []

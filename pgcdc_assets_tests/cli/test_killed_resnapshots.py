@@ -155,7 +155,8 @@ MERGE = ("after_columns_added", "after_merge_step")
 @pytest.mark.parametrize(
     ("failpoints", "ddl"),
     [
-        pytest.param(COPY, "", id="copy"),
+        pytest.param((COPY[2],), "", id="one kill"),
+        pytest.param(COPY, "", id="copy", marks=pytest.mark.soak),
         pytest.param(
             (*CAPTURE, *MERGE), "alter table t add column c{0} int default {0}",
             id="capture and merge", marks=pytest.mark.soak,
@@ -228,6 +229,7 @@ def test_a_second_run_waits_for_the_first_one(
     command.check(spark)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_a_second_lake_of_the_same_source_is_not_disturbed(
     command: Command,

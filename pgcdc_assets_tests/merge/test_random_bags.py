@@ -111,7 +111,7 @@ class _RandomBag:
         return update(*self.rows[-1], old=old, old_kind="O")
 
 
-@cuts("one", "some")
+@cuts("some")
 @pytest.mark.parametrize("truncates", [False, True], ids=["plain", "truncate"])
 def test_each_row_occurs_as_often_as_in_the_source_for_any_cut(
     spark: SparkSession,
@@ -191,7 +191,13 @@ def test_settings_that_need_a_key_are_refused(
     assert sentence in str(failure.error)
 
 
-@pytest.mark.parametrize("runs", [[2], [0, 1, 2]], ids=["one run", "three runs"])
+@pytest.mark.parametrize(
+    "runs",
+    [
+        pytest.param([2], id="one run", marks=pytest.mark.soak),
+        pytest.param([0, 1, 2], id="three runs"),
+    ],
+)
 def test_a_log_has_every_change_and_snapshot_row_once(
     spark: SparkSession, zone: RawZone, runs: list[int]
 ) -> None:

@@ -119,6 +119,7 @@ def _found(spark: SparkSession, path: str) -> list[tuple[Any, ...]]:
     return sorted((*stored_row(r), r._deleted, r._deleted_at_lsn or 0) for r in rows)
 
 
+@pytest.mark.soak
 def test_an_epoch_at_lower_lsns_is_merged(spark: SparkSession, zone: RawZone) -> None:
     """H11: after a move to another cluster, LSNs are lower than those of existing rows."""
     relations = [random_relation("d")]

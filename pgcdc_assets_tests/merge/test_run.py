@@ -305,9 +305,12 @@ def test_a_folder_has_the_name_of_its_table(lake: Lake) -> None:
 
 
 @pytest.mark.parametrize(
-    "target", [replace(ITEMS, key=("v",)), replace(ITEMS, key=("v",), scd=(2,))], ids="12"
+    ("target", "comes"),
+    [
+        pytest.param(replace(ITEMS, key=("v",)), "copied", id="1-copied"),
+        pytest.param(replace(ITEMS, key=("v",), scd=(2,)), "inserted", id="2-inserted"),
+    ],
 )
-@pytest.mark.parametrize("comes", ["copied", "inserted"])
 def test_a_null_in_a_configured_key_is_refused(
     spark: SparkSession, zone: RawZone, target: CdcTable, comes: str
 ) -> None:

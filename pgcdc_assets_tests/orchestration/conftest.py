@@ -13,12 +13,9 @@ import pytest
 from dagster import DagsterEvent, DagsterEventType
 
 from pgcdc_assets.orchestration.build import build_cdc_definitions
-from pgcdc_assets.orchestration.jobs.sync import (
-    SyncLimits,
-    SyncReport,
-    requested_job,
-    sync_capture,
-)
+from pgcdc_assets.orchestration.jobs.requested_job import requested_job
+from pgcdc_assets.orchestration.jobs.sync import sync_capture
+from pgcdc_assets.orchestration.jobs.sync_report import SyncLimits, SyncReport
 from pgcdc_assets.orchestration.project.code_location import CodeLocation, find_captures
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress, sync_progress

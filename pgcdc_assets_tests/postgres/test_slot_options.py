@@ -14,8 +14,8 @@ from pgcdc_assets.postgres.heartbeat import create_table_sql
 from pgcdc_assets.postgres.preflight.options import check_options
 from pgcdc_assets.postgres.slot_creation import SlotOptions, create_slot
 from pgcdc_assets.postgres.slots import SlotStatus, read_slot_status
-from pgcdc_assets.postgres.stream.connection import StreamSettings
 from pgcdc_assets.postgres.stream.plugin_options import Origin, PluginOptions
+from pgcdc_assets.postgres.stream.request import StreamSettings
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName

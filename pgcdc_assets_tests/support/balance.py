@@ -2,8 +2,8 @@
 
 A process runs one group of tests after the other. A group is a module, so that a module's fixtures
 are set up once. The tests on a Spark Connect session are one group, so that one process starts the
-server. Two more processes begin with the tests on an embedded session. The other processes run
-tests without Spark as long as such tests remain, because each JVM costs as much as thirty merges.
+server. Two more processes run the tests on an embedded session. The other processes run tests
+without Spark, and end when no such tests remain, because each JVM costs as much as thirty merges.
 Tests without Spark often wait for Postgres or for a time limit, so five processes are needed to
 keep two cores busy.
 
@@ -37,7 +37,7 @@ _SECONDS = {
 _SECONDS_OF_A_SLOW_TEST = 15.0
 _SECONDS_OF_ANOTHER = 0.02
 
-# Processes with an embedded session, as long as tests without Spark remain for the others.
+# Processes with an embedded session: as many as cores.
 _EMBEDDED_PROCESSES = 2
 
 _ON_CONNECT = re.compile(rf"\[{CONNECT}[\]-]")
@@ -69,6 +69,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
             taken = {other: kinds_of(work) for other, work in self.assigned_work.items()}
             own = taken.pop(node, set())
             chosen = choose_group(self.workqueue, own, list(taken.values()))
+            if chosen is None:
+                node.shutdown()
+                return
             self.workqueue.move_to_end(chosen, last=False)
             super()._assign_work_unit(node)
 
@@ -89,8 +92,8 @@ def kinds_of(groups: Mapping[str, Iterable[str]]) -> set[str]:
 
 def choose_group(
     queue: Mapping[str, Iterable[str]], own: Set[str], others: Sequence[Set[str]]
-) -> str:
-    """Choose the next group of tests for a process.
+) -> str | None:
+    """Choose the next group of tests for a process; None if the process must end.
 
     Args:
         queue: the tests of each waiting group.
@@ -101,12 +104,11 @@ def choose_group(
         return CONNECT
     is_free = sum(EMBEDDED in kinds for kinds in others) < _EMBEDDED_PROCESSES
     takes_embedded = EMBEDDED in own or (not own and is_free)
-    fitting = (
-        group
-        for group, tests in queue.items()
-        if (EMBEDDED in kinds_of({group: tests})) is takes_embedded
-    )
-    return next(fitting, next(iter(queue)))
+    on_embedded = {group: EMBEDDED in kinds_of({group: tests}) for group, tests in queue.items()}
+    first = next((group for group, is_on in on_embedded.items() if is_on is takes_embedded), None)
+    if first is None and (takes_embedded or is_free):
+        return next(iter(queue))
+    return first
 
 
 def _estimate(item: pytest.Item) -> float:

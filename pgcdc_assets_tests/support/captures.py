@@ -157,14 +157,16 @@ class Capturing:
         timeout: float = 120,
         streaming: str = "off",
         two_phase: bool = False,
+        messages: bool = False,
     ) -> subprocess.CompletedProcess[str]:
         """Capture by one session in a child process, which the failpoint kills."""
         keys = ",".join(window.key for window in windows)
         where = [self.conninfo, self.zone.lake.uri, self.slot, keys]
-        mode = "two_phase" if two_phase else ""
+        chosen = {"two_phase": two_phase, "messages": messages}
+        modes = ",".join(name for name, is_chosen in chosen.items() if is_chosen)
         program = "pgcdc_assets_tests.support.capture_process"
         return subprocess.run(
-            [sys.executable, "-m", program, *where, str(batch_bytes), streaming, mode],
+            [sys.executable, "-m", program, *where, str(batch_bytes), streaming, modes],
             env={**os.environ, "PGCDC_FAILPOINT": failpoint},
             capture_output=True,
             text=True,
@@ -247,14 +249,14 @@ def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
     Embedded servers are built without SSL. A front encrypts the connections of `TlsWire`.
     """
-    from pgcdc_assets.postgres.stream import connection, tls_transport
+    from pgcdc_assets.postgres.stream import start, tls_transport
 
     if request.param != "TlsWire":
-        monkeypatch.setattr(connection, "SocketWire", getattr(connection, request.param))
+        monkeypatch.setattr(start, "SocketWire", getattr(start, request.param))
         yield
         return
     with tls_fronts(request.getfixturevalue("certificates")):
-        monkeypatch.setattr(connection, "SocketWire", tls_transport.start_tls_wire)
+        monkeypatch.setattr(start, "SocketWire", tls_transport.start_tls_wire)
         yield
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.capture.limits import CaptureLimits
-from pgcdc_assets.postgres.stream.connection import StreamSettings
 from pgcdc_assets.postgres.stream.plugin_options import PluginOptions, Streaming
+from pgcdc_assets.postgres.stream.request import StreamSettings
 
 if TYPE_CHECKING:
     from pgcdc_assets.capture.window import CaptureReport

@@ -13,7 +13,7 @@ import pytest
 from psycopg2 import sql
 from psycopg2.errors import DeadlockDetected
 
-from pgcdc_assets.demo.programs import run_program
+from pgcdc_assets.demo.programs import binaries, run_program
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets_tests.support.database import Database, create_database, drop_database
@@ -27,8 +27,12 @@ def start_standby(primary: EmbeddedServer, standby: EmbeddedServer, slot: str) -
         "select pg_create_physical_replication_slot(%s, true)", (slot,)
     )
     standby._make_folders()
+    # pg_basebackup of 18 copies earlier versions too, whose archives may lack the program.
+    newest = binaries(18)
+    assert newest is not None
+    own = standby.bin_dir / "pg_basebackup"
     status, said = run_program(
-        standby.bin_dir / "pg_basebackup",
+        own if own.exists() else newest / "pg_basebackup",
         *("-D", str(standby.data_dir), "-d", primary.conninfo(), "-R"),
         *("-S", slot, "-c", "fast", "--no-sync"),
     )

@@ -24,6 +24,7 @@ from pgcdc_assets_tests.support.merge.pipeline import PUBLICATION, Pipeline
 from pgcdc_assets_tests.support.verify.comparison import compare, moment_of, verify
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+SOAK = pytest.mark.soak
 
 ODD_TEXTS = [
     "",
@@ -74,7 +75,7 @@ def test_the_sides_are_equal_after_the_snapshot_after_changes_and_before_a_merge
 
 @pytest.mark.parametrize(
     ("is_merged", "is_small"),
-    [pytest.param(True, True, marks=pytest.mark.soak), (False, True), (False, False)],
+    [pytest.param(True, True, marks=SOAK), pytest.param(False, True, marks=SOAK), (False, False)],
 )
 def test_a_wrong_a_missing_and_an_extra_row_are_reported_by_key(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, is_merged: bool, is_small: bool
@@ -362,7 +363,7 @@ def test_the_limit_of_a_statement_does_not_apply_to_the_reading_of_a_table(
     assert found.is_equal
 
 
-@pytest.mark.parametrize("is_small", [True, False])
+@pytest.mark.parametrize("is_small", [pytest.param(True, marks=SOAK), False])
 def test_columns_that_the_source_has_dropped_are_not_compared(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, is_small: bool
 ) -> None:

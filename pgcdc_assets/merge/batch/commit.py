@@ -28,12 +28,12 @@ from pgcdc_assets.merge.batch.column_types import arrow_schema
 from pgcdc_assets.merge.batch.contents import NotInScope
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.merge.write import table_properties
-from pgcdc_assets.raw.delta_log import FOLDER, commit_path, open_delta_table
+from pgcdc_assets.raw.delta_log import FOLDER, commit_path
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.tables.fence import Step, fence_transactions, find_step
+from pgcdc_assets.tables.fence import Step, fence_transactions
 from pgcdc_assets.tables.source_columns import SOURCE
-from pgcdc_assets.tables.state import ScdState, keep_checkpoints
+from pgcdc_assets.tables.state import ScdState, is_written, keep_checkpoints
 
 _FEATURES = ("appendOnly", "deletionVectors", "invariants")
 _ENGINE = "pgcdc_assets"
@@ -105,18 +105,12 @@ def replace_rows(zone: RawZone, state: ScdState, rows: pa.Table, step: Step) -> 
     except (DeltaError, OSError) as error:
         # If the answer to a conditional PUT is lost, delta-rs finds its own log entry and takes the
         # entry for the commit of another process. The files of such a commit must stay.
-        if zone.lake.is_local or not _is_committed(zone, state.path, step):
+        if zone.lake.is_local or not is_written(zone, state.path, step):
             if not isinstance(error, CommitFailedError):
                 raise
             _discard(zone, state.path, added)
             raise CommitConflict from error
     keep_checkpoints(zone.lake, state.path, state.table)
-
-
-def _is_committed(zone: RawZone, path: str, step: Step) -> bool:
-    """Return whether a refused commit is in the log."""
-    table = open_delta_table(zone.lake, path)
-    return table is not None and find_step(zone.lake, table, path, step) is not None
 
 
 def create_table(zone: RawZone, path: str, schema: TableSchema, rows: pa.Table, step: Step) -> None:

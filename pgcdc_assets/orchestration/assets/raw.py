@@ -44,8 +44,8 @@ from pgcdc_assets.orchestration.sensors.next_window import (
     plan_window,
 )
 from pgcdc_assets.policies import StreamPolicy
-from pgcdc_assets.postgres.stream.connection import StreamSettings
 from pgcdc_assets.postgres.stream.plugin_options import Origin, PluginOptions, Streaming
+from pgcdc_assets.postgres.stream.request import StreamSettings
 from pgcdc_assets.postgres.stream.transport import WireSettings
 from pgcdc_assets.raw.changes import Recount
 from pgcdc_assets.raw.maintenance import RawMaintenanceReport, maintain_raw_zone
@@ -106,6 +106,7 @@ def build_raw_asset(
             limits = replace(
                 capture_limits(capture.stream),
                 heartbeat=capture.heartbeat,
+                messages=capture.messages,
                 failover=capture.failover,
                 adopt_slot=adopts,
             )

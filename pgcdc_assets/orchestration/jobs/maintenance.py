@@ -34,6 +34,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.maintenance import maintain_table
+from pgcdc_assets.tables.messages import MessageTable
 from pgcdc_assets.tables.state import read_scd_state, table_path
 
 
@@ -66,6 +67,9 @@ def build_maintenance_job(
             if lowest is None:
                 context.log.info("All windows are kept: a table was never merged")
                 return
+            if capture.has_message_table:
+                # The watermark moves with messages. Windows without messages are removed too.
+                MessageTable(zone).append(lowest, commits_empty=True)
             older_than = dt.datetime.now(dt.UTC) - dt.timedelta(days=policy.raw_days)
             for report in apply_retention(zone, lowest, older_than):
                 pruned = _prune(context.instance, capture, report)
@@ -95,6 +99,8 @@ def build_maintenance_job(
                 "removed"
             )
             remove_stale(zone.lake, zone.name, STALE_AFTER)
+            if capture.has_message_table:
+                MessageTable(zone).maintain()
         for schema, table, scd in sorted(keys):
             path = table_path(zone.lake, zone.name, schema, table, scd)
             try:

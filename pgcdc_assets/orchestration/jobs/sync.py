@@ -24,6 +24,7 @@ from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.orchestration.checks.source_tables import find_declared_moves
 from pgcdc_assets.orchestration.jobs.requested_job import requested_job
 from pgcdc_assets.orchestration.jobs.sync_comparisons import compare_uncertain_tables
+from pgcdc_assets.orchestration.jobs.sync_messages import find_message_requests
 from pgcdc_assets.orchestration.jobs.sync_passes import FailedParts, run_passes
 from pgcdc_assets.orchestration.jobs.sync_report import SyncLimits, SyncReport
 from pgcdc_assets.orchestration.names import Names
@@ -51,8 +52,6 @@ from pgcdc_assets.orchestration.runs.records import (
 from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress, sync_progress
 from pgcdc_assets.orchestration.state import read_state
 from pgcdc_assets.settings import CdcTable
-
-__all__ = ["SyncLimits", "SyncReport", "requested_job", "sync_capture"]
 
 Say = Callable[[str], None]
 
@@ -133,6 +132,8 @@ class _Sync:
             if partial is not None:
                 self._resnapshot([partial.table], {PARTIAL_TAG: "true"})
             self._run_to_barrier()
+            for request in find_message_requests(self.instance, self.loaded):
+                self._execute(request)
             settings, zone = self.loaded.postgres.settings(), self.loaded.lake.zone(self.name)
             self.failures += find_declared_moves(settings, zone, self.loaded.capture, "sync")
         except PgcdcError as error:

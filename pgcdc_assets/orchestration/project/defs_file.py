@@ -25,6 +25,8 @@ from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.policies import (
     CatalogPolicy,
     CheckPolicy,
+    HeartbeatPolicy,
+    MessagePolicy,
     RetentionPolicy,
     SnapshotPolicy,
     StepLimit,
@@ -54,6 +56,8 @@ _ALLOWED: dict[Any, str] = {
 _POLICIES: dict[str, Callable[..., object]] = {
     "windows": WindowPolicy,
     "stream": StreamPolicy,
+    "heartbeat": HeartbeatPolicy,
+    "messages": MessagePolicy,
     "snapshot": SnapshotPolicy,
     "retention": RetentionPolicy,
     "checks": CheckPolicy,

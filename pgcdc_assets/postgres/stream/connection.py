@@ -20,63 +20,18 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Self
 
-from psycopg import pq
-
-from pgcdc_assets.errors import ConnectionLost, PgcdcError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.postgres.connection import SQL_ASCII, ConnectionSettings
-from pgcdc_assets.postgres.encodings import UNCONVERTIBLE, TextNotConvertible
-from pgcdc_assets.postgres.errors import connection_failure
-from pgcdc_assets.postgres.libpq import connect, execute
-from pgcdc_assets.postgres.stream.errors import stream_failure
-from pgcdc_assets.postgres.stream.libpq_transport import LibpqWire
-from pgcdc_assets.postgres.stream.plugin_options import PluginOptions
-from pgcdc_assets.postgres.stream.socket_transport import SocketWire
-from pgcdc_assets.postgres.stream.stored_encoding import use_stored_encoding
-from pgcdc_assets.postgres.stream.tls_transport import start_tls_wire
-from pgcdc_assets.postgres.stream.transport import ServerError, StreamEnded, Wire, WireSettings
+from pgcdc_assets.postgres.connection import ConnectionSettings
+from pgcdc_assets.postgres.stream.request import StreamRequest, StreamSettings
+from pgcdc_assets.postgres.stream.start import start_stream
+from pgcdc_assets.postgres.stream.transport import ServerError, StreamEnded, Wire
 from pgcdc_assets.postgres.timelines import ServerTimeline
 from pgcdc_assets.protocol.frames import KEEPALIVE, MessageBatch
 from pgcdc_assets.protocol.messages import standby_status
 
 _REPLY_REQUESTED_AT = 17
-
-_FACTS = b"""
-select (select setting from pg_catalog.pg_settings where name = 'wal_sender_timeout'),
-       exists (select from pg_catalog.pg_stat_gssapi
-                where pid = pg_catalog.pg_backend_pid() and encrypted),
-       pg_catalog.pg_is_in_recovery()
-"""
-
-
-@dataclass(frozen=True)
-class StreamSettings:
-    """The stream's time limits and sizes.
-
-    Attributes:
-        status_seconds: longest interval between two status packets; the interval is shorter if the
-            server's wal_sender_timeout is short.
-        silence_seconds: time without bytes, despite requests for a reply, after which the
-            connection counts as lost.
-        watch_seconds: interval between two calls of the caller's `watch`.
-        queued_batches: size of the queue in batches; the thread stops reading at a full queue.
-        end_seconds: time limit of the stream's end.
-        wire: the settings of the transport.
-        plugin: the options of pgoutput.
-        as_stored: receive texts in the encoding of the database.
-    """
-
-    status_seconds: float = 10.0
-    silence_seconds: float = 60.0
-    watch_seconds: float = 1.0
-    queued_batches: int = 2
-    end_seconds: float = 10.0
-    wire: WireSettings = field(default_factory=WireSettings)
-    plugin: PluginOptions = field(default_factory=PluginOptions)
-    as_stored: bool = False
 
 
 def nothing() -> None:
@@ -119,11 +74,8 @@ class ReplicationStream:
         watch: Callable[[], None] = nothing,
         check_timeline: Callable[[ServerTimeline], None] = accept,
     ) -> None:
-        self._connection = connection
-        self._server = connection.describe()
-        self._slot = slot
-        self._publication = publication
         self._settings = settings or StreamSettings()
+        self._request = StreamRequest(connection, slot, publication, start_lsn, self._settings)
         self.is_as_stored = self._settings.as_stored
         self._watch = watch
         self._check_timeline = check_timeline
@@ -153,7 +105,13 @@ class ReplicationStream:
         return self._queue.qsize()
 
     def __enter__(self) -> Self:
-        self._wire = self._start()
+        started = start_stream(self._request, self._check_timeline)
+        self._wire = started.wire
+        self.backend_pid = started.wire.backend_pid
+        self.timeline, self.is_standby = started.timeline, started.is_standby
+        if started.timeout_seconds is not None:
+            # A third of the timeout: a late status packet does not exceed the timeout.
+            self._status_seconds = min(self._status_seconds, started.timeout_seconds / 3)
         self._next_status = self._next_watch = self._reading_since = time.monotonic()
         self._reader.start()
         return self
@@ -200,7 +158,7 @@ class ReplicationStream:
             except queue.Empty:
                 if not is_reading:
                     reason = "the reader thread has ended"
-                    return self._failure or self._lost("reading the stream", reason)
+                    return self._failure or self._request.lost("reading the stream", reason)
 
     def cancel(self, error: BaseException) -> None:
         """End `batches` with an error, from another thread. Only `close` may follow."""
@@ -227,7 +185,7 @@ class ReplicationStream:
         try:
             self._send_status()
         except OSError as error:
-            raise self._lost(f"confirming {lsn}", error) from error
+            raise self._request.lost(f"confirming {lsn}", error) from error
 
     def finish(self) -> bool:
         """End the stream by CopyDone. Return whether the server has received all confirmations.
@@ -242,7 +200,7 @@ class ReplicationStream:
         self._is_stopping.set()
         self._reader.join(self._settings.end_seconds)
         if self._reader.is_alive():
-            raise self._lost("ending the stream", "the reader thread does not end")
+            raise self._request.lost("ending the stream", "the reader thread does not end")
         wire = self._started()
         deadline = time.monotonic() + self._settings.end_seconds
         try:
@@ -253,9 +211,9 @@ class ReplicationStream:
         except StreamEnded:
             return True
         except ServerError as error:
-            raise self._refused(error) from error
+            raise self._request.refused(error) from error
         except OSError as error:
-            raise self._lost("ending the stream", error) from error
+            raise self._request.lost("ending the stream", error) from error
         return False
 
     def close(self) -> None:
@@ -265,54 +223,6 @@ class ReplicationStream:
             self._reader.join(self._settings.end_seconds)
         if self._wire is not None:
             self._wire.close()
-
-    def _start(self) -> Wire:
-        conninfo = self._connection.conninfo_for("capture", replication=True)
-        conn = pq.PGconn.connect_start(conninfo.encode())
-        try:
-            given = self._connection.parameters().get("connect_timeout")
-            if not connect(conn, float(given or self._connection.connect_timeout)):
-                raise connection_failure(
-                    self._server, conn.get_error_message(), self._connection.variable
-                )
-            limit = self._settings.wire.start_seconds
-            facts = execute(conn, _FACTS, limit)
-            if facts.status != pq.ExecStatus.TUPLES_OK:
-                raise self._lost("starting the stream", facts.get_error_message())
-            timeout_ms, is_gss_encrypted = facts.get_value(0, 0), facts.get_value(0, 1)
-            if timeout_ms not in (None, b"0"):
-                # A third of the timeout: a late status packet does not exceed the timeout.
-                self._status_seconds = min(self._status_seconds, int(timeout_ms) / 3000)
-            self.is_standby = facts.get_value(0, 2) == b"t"
-            timeline = ServerTimeline.read(conn, limit)
-            self.timeline = timeline.number
-            self._check_timeline(timeline)
-            encoding = (conn.parameter_status(b"server_encoding") or b"").decode()
-            command = self._command(conn.server_version).encode()
-            if encoding == SQL_ASCII or self._settings.as_stored:
-                # With client_encoding UTF8 the server ends the stream at bytes that are not text.
-                command = use_stored_encoding(conn, encoding, command, limit)
-            start: Callable[[pq.abc.PGconn, bytes, WireSettings], Wire] = SocketWire
-            if conn.ssl_in_use:
-                start = start_tls_wire
-            elif is_gss_encrypted == b"t":
-                start = LibpqWire
-            wire = start(conn, command, self._settings.wire)
-            self.backend_pid = wire.backend_pid
-            return wire
-        except ServerError as error:
-            conn.finish()
-            raise self._refused(error) from error
-        except OSError as error:
-            conn.finish()
-            raise self._lost("starting the stream", error) from error
-        except BaseException:
-            conn.finish()
-            raise
-
-    def _command(self, server_version: int) -> str:
-        options = self._settings.plugin.clause(self._publication, server_version)
-        return f'START_REPLICATION SLOT "{self._slot}" LOGICAL {self._flush_lsn} {options}'
 
     def _run(self) -> None:
         """Read messages, reply to keepalives and send status packets: the reader thread."""
@@ -327,11 +237,11 @@ class ReplicationStream:
                 self._hand_over(batch)
                 self._reading_since = time.monotonic()
         except StreamEnded:
-            self._fail(self._lost("reading the stream", "the server ended it"))
+            self._fail(self._request.lost("reading the stream", "the server ended it"))
         except ServerError as error:
-            self._fail(self._refused(error))
+            self._fail(self._request.refused(error))
         except OSError as error:
-            self._fail(self._lost("reading the stream", error))
+            self._fail(self._request.lost("reading the stream", error))
         except BaseException as error:
             self._fail(error)
 
@@ -390,11 +300,3 @@ class ReplicationStream:
     def _started(self) -> Wire:
         assert self._wire is not None, "the stream is used as a context"
         return self._wire
-
-    def _lost(self, doing: str, reason: object) -> ConnectionLost:
-        return ConnectionLost(server=self._server, doing=doing, reason=str(reason).rstrip("."))
-
-    def _refused(self, error: ServerError) -> PgcdcError:
-        if error.sqlstate in UNCONVERTIBLE and not self.is_as_stored:
-            return TextNotConvertible(slot=self._slot)
-        return stream_failure(self._server, self._slot, self._publication, error)

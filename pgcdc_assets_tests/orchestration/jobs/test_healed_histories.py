@@ -94,13 +94,8 @@ def assert_healed(orchestrated: Orchestrated, spark: SparkSession) -> None:
         assert stored(orchestrated, spark, target, scd) == before, target.table
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        pytest.param(None, id="key of the source"),
-        pytest.param(("id",), id="configured key", marks=pytest.mark.soak),
-    ],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("key", [None, ("id",)], ids=["key of the source", "configured key"])
 def test_a_lost_key_that_is_added_again_heals_by_one_snapshot(
     orchestrated: Orchestrated, spark: SparkSession, key: tuple[str, ...] | None
 ) -> None:
@@ -328,6 +323,7 @@ _SAME_KEY = (
 )
 
 
+@pytest.mark.soak
 def test_the_same_columns_as_key_need_no_snapshot(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:

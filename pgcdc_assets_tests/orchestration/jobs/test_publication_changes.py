@@ -131,13 +131,21 @@ def assert_sound(orchestrated: Orchestrated, spark: SparkSession, target: CdcTab
         assert stored(orchestrated, spark, target.table, scd) == before, scd
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(("row filter", "column list", "left and returned"), id="some"),
+        pytest.param(tuple(_CHANGES), id="all", marks=pytest.mark.soak),
+    ],
+)
 def test_one_sync_heals_each_change_of_the_publication(
-    orchestrated: Orchestrated, spark: SparkSession
+    orchestrated: Orchestrated, spark: SparkSession, names: tuple[str, ...]
 ) -> None:
     """C11, D13, B9: the target equals the published rows, without a person."""
     orchestrated = declared(orchestrated, _BOTH, CdcTable("public", "b"))
     orchestrated.sync()
-    for name, (statements, columns, condition) in _CHANGES.items():
+    for name in names:
+        statements, columns, condition = _CHANGES[name]
         taken = snapshots_of(orchestrated, "a")
         for statement in statements:
             orchestrated.commit(statement)

@@ -232,7 +232,8 @@ def test_a_waiting_table_folds_earlier_changes_and_others_continue(
     assert str(event.lsn) in (evaluation.description or "")
 
 
-@pytest.mark.parametrize("policy", ["ask", pytest.param("stop", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("policy", ["ask", "stop"])
 def test_with_ask_a_change_that_the_stream_does_not_show_stops_the_table(
     orchestrated: Orchestrated, spark: SparkSession, policy: str
 ) -> None:

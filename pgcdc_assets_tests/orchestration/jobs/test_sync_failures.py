@@ -25,7 +25,8 @@ from pgcdc_assets.errors import (
 )
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge import MergeFailure
-from pgcdc_assets.orchestration.jobs.sync import SyncLimits, sync_capture
+from pgcdc_assets.orchestration.jobs.sync import sync_capture
+from pgcdc_assets.orchestration.jobs.sync_report import SyncLimits
 from pgcdc_assets.orchestration.project import code_location as loading
 from pgcdc_assets.orchestration.project import home as instance
 from pgcdc_assets.orchestration.resources import SparkResource

@@ -76,6 +76,7 @@ def test_a_table_that_is_altered_in_each_pass_is_reported_and_heals_later(
     assert keyed.equals_source("a")
 
 
+@pytest.mark.soak
 def test_without_a_later_change_there_is_one_pass(keyed: Orchestrated) -> None:
     lose_key(keyed)
     altering = Altering(keyed, iter(()))

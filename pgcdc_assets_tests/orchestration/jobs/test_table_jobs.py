@@ -8,6 +8,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.capture.snapshot import snapshot_tables
@@ -15,9 +16,10 @@ from pgcdc_assets.orchestration.checks.invariants import INVARIANTS, INVARIANTS_
 from pgcdc_assets.orchestration.checks.raw import SOURCE_TABLE
 from pgcdc_assets.orchestration.checks.scd import EQUALS_SOURCE
 from pgcdc_assets.orchestration.checks.schema_changes import SCHEMA_CHANGES
-from pgcdc_assets.policies import RetentionPolicy
+from pgcdc_assets.policies import MessagePolicy, RetentionPolicy
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.table_name import TableName
+from pgcdc_assets.tables.messages import MessageTable
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 
@@ -161,11 +163,15 @@ def test_maintenance_deletes_old_windows_and_their_keys(
     assert kept_all.windows() == before
 
     retention = RetentionPolicy(raw_days=0)
-    strict = replace(kept_all, capture=replace(kept_all.capture, retention=retention))
+    capture = replace(kept_all.capture, retention=retention, messages=MessagePolicy())
+    strict = replace(kept_all, capture=capture)
     result = run(strict, "upkeep")
     assert result.success
     floor = strict.zone.changes.kept_from(1)
     assert floor is not None
+    # The table of logical messages is a reader of the windows, also without a message.
+    mark = MessageTable(strict.zone).watermark()
+    assert mark is not None and mark.lsn >= floor
     assert strict.windows() == [key for key in before if int(key[-16:], 16) > floor]
     assert len(strict.windows()) < len(before)
     assert strict.zone.changes.windows(1) == []
@@ -174,6 +180,7 @@ def test_maintenance_deletes_old_windows_and_their_keys(
     assert observed.metadata["kept_from"].value == str(floor)
 
     strict.database.execute("delete from a where id = 2")
+    strict.database.execute("select pg_logical_emit_message(true, 'audit', 'deleted')")
     snapshot_tables(
         strict.database.settings(),
         strict.zone,
@@ -183,6 +190,8 @@ def test_maintenance_deletes_old_windows_and_their_keys(
     )
     strict.sync()
     assert spark.sql(f"SELECT * FROM {live(strict, 'a')}").count() == 9
+    messages = DeltaTable(strict.lake.path(NAME, "messages")).to_pyarrow_table()
+    assert messages.column("text").to_pylist() == ["deleted"]
     assert len(copies(strict, "a")) == 2
     newest = copies(strict, "a")[-1:]
     assert run(strict, "upkeep").success

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from deltalake import DeltaTable
 
 from pgcdc_assets.orchestration.project.code_location import (
     CodeLocation,
@@ -21,7 +22,7 @@ BEATS = TableName("public", "beats")
 
 
 @pytest.mark.postgres
-def test_a_run_of_dagster_has_the_heartbeat_failover_and_origin_of_the_file(
+def test_a_run_of_dagster_has_the_settings_of_the_source_of_the_file(
     orchestrated: Orchestrated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A12, B16."""
@@ -36,6 +37,7 @@ def test_a_run_of_dagster_has_the_heartbeat_failover_and_origin_of_the_file(
         "failover": True,
         "heartbeat": {"seconds": 1, "table": str(BEATS)},
         "stream": {"origin": "none"},
+        "messages": {"prefixes": ["audit"]},
         "windows": {"max_age_seconds": 0},
         "tables": [{"name": "public.a"}, {"name": "public.b"}],
     }
@@ -58,6 +60,8 @@ def test_a_run_of_dagster_has_the_heartbeat_failover_and_origin_of_the_file(
             f"select pg_replication_origin_session_setup('{origin}')",
             "insert into a values (901, 'replicated')",
         )
+        database.execute("select pg_logical_emit_message(false, 'audit', 'wanted')")
+        database.execute("select pg_logical_emit_message(true, 'other', 'left out')")
         located.commit("insert into a values (902, 'own')")
         located.land()
     finally:
@@ -66,6 +70,11 @@ def test_a_run_of_dagster_has_the_heartbeat_failover_and_origin_of_the_file(
     assert table is not None
     landed = [row["new"][0] for row in table.to_pyarrow_table().to_pylist() if row["new"]]
     assert "902" in landed and "901" not in landed
+    assert "audit" in landed and "other" not in landed
+    (request,) = located.tick("messages").run_requests
+    assert located.execute(request, "messages").success
+    appended = DeltaTable(located.lake.path(NAME, "messages")).to_pyarrow_table()
+    assert appended.column("text").to_pylist() == ["wanted"]
     [(slot, capture, lake, epoch, heartbeat)] = database.query(
         f"select slot, capture, lake, epoch, heartbeat from {BEATS}"
     )

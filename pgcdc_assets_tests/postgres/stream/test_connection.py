@@ -17,8 +17,9 @@ from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConnectionLost, SlotBusy, TransientError
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.lease import capture_lease
-from pgcdc_assets.postgres.stream.connection import ReplicationStream, StreamSettings
+from pgcdc_assets.postgres.stream.connection import ReplicationStream
 from pgcdc_assets.postgres.stream.libpq_transport import LibpqWire
+from pgcdc_assets.postgres.stream.request import StreamSettings
 from pgcdc_assets.postgres.stream.socket_transport import SocketWire
 from pgcdc_assets.postgres.stream.transport import WireSettings
 from pgcdc_assets.raw.lake import Lake
@@ -196,7 +197,7 @@ def test_the_error_names_a_program_that_takes_the_slot_after_the_first_check(
     capturing.begin("create table t (id int)")
     window = capturing.window()
     monkeypatch.setattr(
-        "pgcdc_assets.capture.session.wait_or_terminate_stale_walsender", lambda *_, **__: None
+        "pgcdc_assets.capture.connections.wait_or_terminate_stale_walsender", lambda *_, **__: None
     )
     with walsender(capturing, "other program") as pid:
         with pytest.raises(SlotBusy) as caught:

@@ -15,9 +15,9 @@ from pgcdc_assets.postgres.catalog import published_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.copy import copy_published
 from pgcdc_assets.postgres.slots import create_slot
-from pgcdc_assets.postgres.stream import connection as stream_module
+from pgcdc_assets.postgres.stream import start as stream_module
 from pgcdc_assets.postgres.stream import tls_transport
-from pgcdc_assets.postgres.stream.connection import StreamSettings
+from pgcdc_assets.postgres.stream.request import StreamSettings
 from pgcdc_assets.postgres.stream.tls_start import TlsSession, start_session
 from pgcdc_assets.postgres.stream.transport import WireSettings
 from pgcdc_assets.raw.lake import Lake

@@ -11,7 +11,8 @@ import sys
 import dagster as dg
 
 from pgcdc_assets.orchestration.build import build_cdc_definitions
-from pgcdc_assets.orchestration.jobs.sync import SyncLimits, sync_capture
+from pgcdc_assets.orchestration.jobs.sync import sync_capture
+from pgcdc_assets.orchestration.jobs.sync_report import SyncLimits
 from pgcdc_assets.orchestration.project.code_location import CodeLocation, find_captures
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.settings_metadata import read_capture_settings

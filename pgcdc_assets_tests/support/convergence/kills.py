@@ -29,15 +29,19 @@ from unittest import mock
 
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import TransientError
+from pgcdc_assets.policies import MessagePolicy
 from pgcdc_assets.postgres.connection import ConnectionSettings
-from pgcdc_assets.postgres.stream import connection, tls_transport
+from pgcdc_assets.postgres.stream import start as stream_start
+from pgcdc_assets.postgres.stream import tls_transport
 from pgcdc_assets.postgres.stream.plugin_options import PluginOptions, Streaming
+from pgcdc_assets.protocol.logical_messages import NO_TRANSACTION
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.certificates import Certificates
 from pgcdc_assets_tests.support.convergence.oracle import (
     create_oracle,
     expected_changes,
+    expected_messages,
     landed_changes,
 )
 from pgcdc_assets_tests.support.convergence.sync_process import LIMITS, capture, copy
@@ -130,20 +134,25 @@ class KilledCaptures:
         end = self.zone.changes.captured_through(1)
         assert epoch is not None
         assert end is not None
-        oracle = f"{self.slot}_oracle"
-        expected = _renumber(expected_changes(self.source, oracle, "pub", epoch.start_lsn, end))
-        found = _renumber(landed_changes(self.zone))
-        wanted, landed = Counter(map(_text, expected)), Counter(map(_text, found))
+        asked = self.source, f"{self.slot}_oracle", "pub", epoch.start_lsn, end
+        expected, sent = _renumber(expected_changes(*asked)), expected_messages(*asked)
+        everything = landed_changes(self.zone)
+        found = _renumber([row for row in everything if row["xid"] != NO_TRANSACTION])
+        messages = [row["new"][1] for row in everything if row["xid"] == NO_TRANSACTION]
+        assert len(sent) > 0
+        wanted, landed = Counter([*map(_text, expected), *sent]), Counter(map(_text, found))
+        landed.update(messages)
         lost, doubled = (wanted - landed).total(), (landed - wanted).total()
         for name, rows, other in (("lost", expected, landed), ("doubled", found, wanted)):
             for row in (row for row in rows if _text(row) not in other):
                 place = [row[k] for k in ("commit_lsn", "ordinal", "xid", "op", "table")]
                 print(f"{name}: {place}, columns of the row: {len(row['new'] or ())}")
         if not lost and not doubled:
+            assert messages == sent
             for rows in (found, expected):
                 rows.sort(key=lambda row: (row["commit_lsn"], row["op"] == "M"))
             assert list(map(_text, found)) == list(map(_text, expected))
-        return len(found), lost, doubled
+        return len(everything), lost, doubled
 
     def _settings(self) -> ConnectionSettings:
         return ConnectionSettings(conninfo=self.source.conninfo, name="test")
@@ -188,7 +197,8 @@ class KilledCaptures:
 
     def _capture(self) -> None:
         decide = random.Random(self._child_seed)
-        limits = replace(LIMITS, stream=replace(LIMITS.stream, plugin=self.plugin))
+        stream = replace(LIMITS.stream, plugin=self.plugin)
+        limits = replace(LIMITS, stream=stream, messages=MessagePolicy())
         deadline = time.monotonic() + 60
         while True:
             try:
@@ -261,7 +271,7 @@ def _run(
     with ExitStack() as stack:
         if certificates is not None:
             start = tls_transport.start_tls_wire
-            stack.enter_context(mock.patch.object(connection, "SocketWire", start))
+            stack.enter_context(mock.patch.object(stream_start, "SocketWire", start))
             stack.enter_context(tls_fronts(certificates))
         captures.begin()
         captures.run(kills, 3, 0.2 if plugin.two_phase else 0.0, seconds=60)

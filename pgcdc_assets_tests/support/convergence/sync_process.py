@@ -18,7 +18,7 @@ from pgcdc_assets.capture.snapshot_pool import SnapshotFailure
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.postgres.stream.connection import StreamSettings
+from pgcdc_assets.postgres.stream.request import StreamSettings
 from pgcdc_assets.postgres.stream.transport import WireSettings
 from pgcdc_assets.postgres.wal import read_barrier
 from pgcdc_assets.raw.lake import Lake

@@ -260,6 +260,9 @@ def _bulk(cursor: Cursor, decide: random.Random) -> None:
 def _message(cursor: Cursor, decide: random.Random) -> None:
     content = decide.choice(["", "text", "ü"])
     cursor.execute("select pg_logical_emit_message(true, 'random', %s)", (content,))
+    # Without a transaction, the content is the identity of a message.
+    content = f"{decide.random()}{'x' * decide.choice([0, 0, 9000])}"
+    cursor.execute("select pg_logical_emit_message(false, 'at once', %s)", (content,))
 
 
 def _truncate(cursor: Cursor, decide: random.Random) -> None:

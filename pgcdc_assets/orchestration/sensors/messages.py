@@ -1,0 +1,127 @@
+"""The sensor of logical messages: request an append when landed messages wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+
+from pgcdc_assets.lsn import LsnWindow, Position
+from pgcdc_assets.orchestration.names import Names
+from pgcdc_assets.orchestration.partitions import build_range_tags, find_shown_windows
+from pgcdc_assets.orchestration.resources import LakeResource
+from pgcdc_assets.orchestration.runs.dead_runs import close_dead_runs
+from pgcdc_assets.orchestration.runs.long_runs import may_continue
+from pgcdc_assets.orchestration.runs.records import (
+    CAPTURE_TAG,
+    PURPOSE_TAG,
+    THROUGH_TAG,
+    attempts_for,
+    find_unfinished,
+)
+from pgcdc_assets.orchestration.runs.sync_progress import sync_progress
+from pgcdc_assets.orchestration.state import captured_through
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcCapture
+from pgcdc_assets.tables.messages import MessageTable
+
+MINIMUM_INTERVAL_SECONDS = 5
+PURPOSE = "messages"
+
+_NOTHING_WAITS = "no logical message waits"
+
+
+def build_messages_sensor(
+    capture: CdcCapture, messages: dg.AssetKey, job: Any
+) -> dg.SensorDefinition:
+    """Build the sensor.
+
+    Args:
+        messages: the asset of logical messages.
+    """
+    names = Names.of(capture)
+    waiting = WaitingMessages(capture)
+
+    @dg.sensor(
+        name=names.messages_sensor,
+        description="Requests an append of the logical messages that are landed.",
+        job=job,
+        minimum_interval_seconds=MINIMUM_INTERVAL_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        required_resource_keys={names.lake},
+        tags={CAPTURE_TAG: capture.name, PURPOSE_TAG: PURPOSE},
+    )
+    def appends(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        lake: LakeResource = getattr(context.resources, names.lake)
+        keys = frozenset({messages})
+        close_dead_runs(context.instance, capture.name, keys)
+        job_name, step = names.messages_job, names.messages_step
+        if find_unfinished(context.instance, job_name, keys, step) is not None:
+            return dg.SkipReason("an append is running")
+        return waiting.find_request(context.instance, lake.zone(capture.name))
+
+    return appends
+
+
+class WaitingMessages:
+    """The landed messages that are not in their table yet.
+
+    A heartbeat of the package is a logical message too, and is no row of the table. A position
+    below which nothing else waits is remembered, so that heartbeats are read once.
+    """
+
+    def __init__(self, capture: CdcCapture) -> None:
+        self._capture = capture
+        self._none_below: Position | None = None
+
+    def find_request(
+        self, instance: dg.DagsterInstance, zone: RawZone
+    ) -> dg.RunRequest | dg.SkipReason:
+        """Return the request for an append, or the reason why none is necessary or possible."""
+        epoch = zone.epochs.latest()
+        if epoch is None:
+            return dg.SkipReason("nothing is captured yet")
+        through = captured_through(zone, epoch)
+        table = MessageTable(zone)
+        mark = table.watermark()
+        since = mark
+        if self._none_below is not None and mark is not None:
+            since = max(mark, self._none_below)
+        if table.find_waiting(since, through) is None:
+            self._none_below = through
+            return dg.SkipReason(_NOTHING_WAITS)
+        known = instance.get_dynamic_partitions(self._capture.windows_name)
+        windows = sorted(map(LsnWindow.parse, known))
+        landed = [window for window in windows if window.end_position <= through]
+        if not landed:
+            return dg.SkipReason("no window is landed yet")
+        return self._request(instance, windows, landed, mark)
+
+    def _request(
+        self,
+        instance: dg.DagsterInstance,
+        windows: list[LsnWindow],
+        landed: list[LsnWindow],
+        mark: Position | None,
+    ) -> dg.RunRequest | dg.SkipReason:
+        capture, last = self._capture, landed[-1]
+        past = attempts_for(instance, capture.name, PURPOSE, {THROUGH_TAG: last.key})
+        pause = capture.windows.backoff(past.count)
+        if past.seconds_since_end is not None and past.seconds_since_end < pause:
+            return dg.SkipReason("the newest append failed, and is retried later")
+        later = [window for window in landed if mark is None or window.end_position > mark]
+        shown = find_shown_windows(later or [last], 1)
+        first = shown[0]
+        if [window for window in windows if first <= window <= last] != list(shown):
+            first = last
+        return dg.RunRequest(
+            run_key=f"{capture.name}:{PURPOSE}:{last.key}:{past.newest}",
+            job_name=Names.of(capture).messages_job,
+            tags={
+                **build_range_tags(first.key, last.key),
+                CAPTURE_TAG: capture.name,
+                PURPOSE_TAG: PURPOSE,
+                THROUGH_TAG: last.key,
+                **may_continue(capture.windows, sync_progress.get()),
+            },
+        )

@@ -1,0 +1,108 @@
+"""The start of a stream: connect by libpq, check the server, and choose the transport.
+
+Protocol: START_REPLICATION in 53.4 Streaming Replication Protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from psycopg import pq
+
+from pgcdc_assets.postgres.connection import SQL_ASCII
+from pgcdc_assets.postgres.errors import connection_failure
+from pgcdc_assets.postgres.libpq import connect, execute
+from pgcdc_assets.postgres.stream.libpq_transport import LibpqWire
+from pgcdc_assets.postgres.stream.request import StreamRequest
+from pgcdc_assets.postgres.stream.socket_transport import SocketWire
+from pgcdc_assets.postgres.stream.stored_encoding import use_stored_encoding
+from pgcdc_assets.postgres.stream.tls_transport import start_tls_wire
+from pgcdc_assets.postgres.stream.transport import ServerError, Wire, WireSettings
+from pgcdc_assets.postgres.timelines import ServerTimeline
+
+_FACTS = b"""
+select (select setting from pg_catalog.pg_settings where name = 'wal_sender_timeout'),
+       exists (select from pg_catalog.pg_stat_gssapi
+                where pid = pg_catalog.pg_backend_pid() and encrypted),
+       pg_catalog.pg_is_in_recovery()
+"""
+
+
+class StartedStream(NamedTuple):
+    """A stream after START_REPLICATION, and what its start has found out about the server.
+
+    Attributes:
+        wire: the transport.
+        timeline: number of the server's timeline.
+        is_standby: the server is a standby.
+        timeout_seconds: the server's wal_sender_timeout; None: the server has no limit.
+    """
+
+    wire: Wire
+    timeline: int
+    is_standby: bool
+    timeout_seconds: float | None
+
+
+def start_stream(
+    request: StreamRequest, check_timeline: Callable[[ServerTimeline], None]
+) -> StartedStream:
+    """Connect and start a stream.
+
+    Args:
+        request: the slot, the publication and the LSN.
+        check_timeline: function that is called before START_REPLICATION; an error prevents the
+            stream.
+
+    Raises:
+        ConnectionLost: the server is down, or the connection was lost.
+        PgcdcError: the server refused the stream, or `check_timeline` raised an error.
+    """
+    connection = request.connection
+    conninfo = connection.conninfo_for("capture", replication=True)
+    conn = pq.PGconn.connect_start(conninfo.encode())
+    try:
+        given = connection.parameters().get("connect_timeout")
+        if not connect(conn, float(given or connection.connect_timeout)):
+            server, reason = connection.describe(), conn.get_error_message()
+            raise connection_failure(server, reason, connection.variable)
+        return _start(conn, request, check_timeline)
+    except ServerError as error:
+        conn.finish()
+        raise request.refused(error) from error
+    except OSError as error:
+        conn.finish()
+        raise request.lost("starting the stream", error) from error
+    except BaseException:
+        conn.finish()
+        raise
+
+
+def _start(
+    conn: pq.abc.PGconn, request: StreamRequest, check_timeline: Callable[[ServerTimeline], None]
+) -> StartedStream:
+    wire_settings = request.settings.wire
+    limit = wire_settings.start_seconds
+    facts = execute(conn, _FACTS, limit)
+    if facts.status != pq.ExecStatus.TUPLES_OK:
+        raise request.lost("starting the stream", facts.get_error_message())
+    timeout_ms, is_gss_encrypted = facts.get_value(0, 0), facts.get_value(0, 1)
+    timeline = ServerTimeline.read(conn, limit)
+    check_timeline(timeline)
+    encoding = (conn.parameter_status(b"server_encoding") or b"").decode()
+    command = request.command(conn.server_version).encode()
+    if encoding == SQL_ASCII or request.settings.as_stored:
+        # With client_encoding UTF8 the server ends the stream at bytes that are not text.
+        command = use_stored_encoding(conn, encoding, command, limit)
+    start: Callable[[pq.abc.PGconn, bytes, WireSettings], Wire] = SocketWire
+    if conn.ssl_in_use:
+        start = start_tls_wire
+    elif is_gss_encrypted == b"t":
+        start = LibpqWire
+    return StartedStream(
+        wire=start(conn, command, wire_settings),
+        timeline=timeline.number,
+        is_standby=facts.get_value(0, 2) == b"t",
+        timeout_seconds=None if timeout_ms in (None, b"0") else int(timeout_ms) / 1000,
+    )
