@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pgcdc_assets.catalog_policy import CatalogPolicy
     from pgcdc_assets.lsn import Lsn, LsnWindow
     from pgcdc_assets.orchestration.automation import on_new_merges
     from pgcdc_assets.orchestration.build import build_cdc_definitions
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
     from pgcdc_assets.orchestration.translator import PgcdcTranslator
     from pgcdc_assets.policies import (
-        CatalogPolicy,
         CheckPolicy,
         HeartbeatPolicy,
         MessagePolicy,
@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "CatalogPolicy": "pgcdc_assets.policies",
+    "CatalogPolicy": "pgcdc_assets.catalog_policy",
     "CdcCapture": "pgcdc_assets.settings",
     "CdcTable": "pgcdc_assets.settings",
     "CheckPolicy": "pgcdc_assets.policies",

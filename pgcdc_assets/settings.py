@@ -10,12 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pgcdc_assets.delta_types import parse_types
+from pgcdc_assets.catalog_policy import CatalogPolicy
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.policies import (
     FOLLOW,
     RESCUE,
-    CatalogPolicy,
     CheckPolicy,
     HeartbeatPolicy,
     MessagePolicy,

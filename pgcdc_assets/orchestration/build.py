@@ -58,8 +58,7 @@ def build_cdc_definitions(
         capture: the settings.
         postgres: the source database. None: the database of `PGCDC_DSN`.
         lake: the lake. None: the lake of `PGCDC_LAKE`.
-        spark: the Spark session. None: the default session of `SparkResource`, with a Hive
-            metastore if the settings name one.
+        spark: the Spark session. None: the default session of `SparkResource`.
         translator: keys and descriptions of the assets.
         declared_in: the file that the UI shows as the code of the assets, for example
             `Path(__file__)`.
@@ -75,7 +74,9 @@ def build_cdc_definitions(
     if capture.selection is not None:
         capture, reconstruction = declare_listed_tables(capture, postgres, lake)
     builder = _Builder(capture, translator or PgcdcTranslator(), declared_in)
-    spark = spark or SparkResource(hive=capture.catalog is not None and capture.catalog.is_hive)
+    spark = spark or SparkResource()
+    if capture.catalog is not None and capture.catalog.is_hive:
+        spark = spark.with_hive()
     definitions = builder.build(postgres, lake, spark)
     return definitions.with_reconstruction_metadata(reconstruction)
 

@@ -310,8 +310,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
     )
     catalog: CatalogModel | None = Field(
         default=None,
-        description="The tables are registered in a catalog of Spark; see below. Unset: they are "
-        "found by their paths only.",
+        description="The tables have names in a catalog of Spark; see below.",
     )
     is_sample: bool = Field(
         default=False,
@@ -384,11 +383,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
                 storage=self.storage.texts(),
                 storage_options=self.storage_options,
             ),
-            spark=SparkResource(
-                remote=self.spark_remote,
-                spark_config=self.spark_config,
-                hive=capture.catalog is not None and capture.catalog.is_hive,
-            ),
+            spark=SparkResource(remote=self.spark_remote, spark_config=self.spark_config),
             translator=self.translator,
         )
 

@@ -6,8 +6,8 @@ import dagster as dg
 from dagster.components.resolved.base import Resolvable
 from pydantic import Field
 
+from pgcdc_assets.catalog_policy import CatalogPolicy
 from pgcdc_assets.policies import (
-    CatalogPolicy,
     CheckPolicy,
     HeartbeatPolicy,
     MessagePolicy,

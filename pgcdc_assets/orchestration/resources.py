@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import dagster as dg
 from pydantic import Field
@@ -145,6 +145,11 @@ class SparkResource(dg.ConfigurableResource[None]):
         description="The catalog of an embedded session is a Hive metastore, and a server without "
         "a metastore is not used. Its address is a Spark setting.",
     )
+
+    def with_hive(self) -> Self:
+        """Return the resource whose session has a Hive metastore."""
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return type(self)(**{**fields, "hive": True})
 
     def session(self, lake: Lake) -> SparkSession:
         """Return the session; the first call starts it.

@@ -8,8 +8,8 @@ from typing import Any
 
 import dagster as dg
 
+from pgcdc_assets.catalog_policy import CatalogPolicy
 from pgcdc_assets.policies import (
-    CatalogPolicy,
     CheckPolicy,
     HeartbeatPolicy,
     MessagePolicy,

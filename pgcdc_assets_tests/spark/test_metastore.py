@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.soak]
 PROGRAM = """
 import sys
 from pgcdc_assets.orchestration.resources import SparkResource
-from pgcdc_assets.policies import CatalogPolicy
+from pgcdc_assets.catalog_policy import CatalogPolicy
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.spark.catalog import CatalogTable, check_catalog, register_tables
 from pgcdc_assets.table_name import TableName

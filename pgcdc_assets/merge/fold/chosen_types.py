@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from pgcdc_assets.delta_types import INTERVAL_PARTS
 from pgcdc_assets.errors import MergeConflict, SchemaChangeError
 from pgcdc_assets.merge.fold.table_schema import TEXT, DeltaType, Field, TableSchema
 from pgcdc_assets.protocol.relation import Column
@@ -149,7 +148,7 @@ def chosen_type(column: Column, ddl: str) -> DeltaType | None:
     """Return the type that the settings choose for a column; None if the column cannot have it.
 
     Args:
-        ddl: as `delta_types.parse_types` returns it.
+        ddl: as `type_setting.parse_types` returns it.
     """
     if ddl == "STRING":
         return TEXT

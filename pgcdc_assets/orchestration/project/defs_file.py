@@ -21,9 +21,9 @@ import yaml
 from dagster._utils.schedules import is_valid_cron_schedule
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from pgcdc_assets.catalog_policy import CatalogPolicy
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.policies import (
-    CatalogPolicy,
     CheckPolicy,
     HeartbeatPolicy,
     MessagePolicy,
