@@ -22,7 +22,7 @@ from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.spark.sql import delta_table, string
 from pgcdc_assets.tables.properties import LOG_RETENTION, OWN_LOG_RETENTION
 from pgcdc_assets.tables.state import open_table
-from pgcdc_assets.tables.vacuum import delete_replaced_files
+from pgcdc_assets.tables.vacuum import delete_replaced_files, owner_hours
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,14 +85,16 @@ def maintain_table(
 def _limit_log(session: SparkSession, lake: Lake, path: str, keep_hours: float) -> None:
     """Set how long entries of the log are kept, unless the owner of the table has set it.
 
-    A version cannot be read without its files, so older entries are of no use. With Delta's default
-    of 30 days and a merge every five seconds, a log would have half a million entries.
+    A version cannot be read without its files, so entries older than a week are of little use. With
+    Delta's default of 30 days and a merge every five seconds, a log has half a million entries.
     """
     table = open_table(lake, path)
     if table is None:
         return
     properties = table.metadata().configuration
-    wanted = f"interval {math.ceil(keep_hours)} hours"
+    # Delta refuses a limit below the retention of replaced files.
+    hours = max(_CHECKED_HOURS, keep_hours, owner_hours(properties))
+    wanted = f"interval {math.ceil(hours)} hours"
     current = properties.get(LOG_RETENTION)
     if current == wanted or current != properties.get(OWN_LOG_RETENTION):
         return

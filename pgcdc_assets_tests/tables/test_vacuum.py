@@ -343,7 +343,7 @@ def test_maintenance_keeps_the_ledger_and_cleans_the_log(
     assert delete(lake, path, 1) == 0
     DeltaTable(str(path)).create_checkpoint()
     write(path, 20)
-    long_ago = time.time() - 4 * 24 * 3600
+    long_ago = time.time() - 10 * 24 * 3600
     entries = sorted((path / "_delta_log").glob("*.json"))
     orphan = path / "part-orphan.parquet"
     orphan.touch()
@@ -360,12 +360,12 @@ def test_maintenance_keeps_the_ledger_and_cleans_the_log(
 
     # The limit of the log follows the settings, and the owner's own limit stays.
     table = DeltaTable(str(path))
-    assert table.metadata().configuration[LOG_RETENTION] == "interval 24 hours"
+    assert table.metadata().configuration[LOG_RETENTION] == "interval 168 hours"
     version = table.version()
     maintain_table(spark, lake, str(path), 1)
     assert DeltaTable(str(path)).version() == version
-    maintain_table(spark, lake, str(path), 36.5)
-    assert DeltaTable(str(path)).metadata().configuration[LOG_RETENTION] == "interval 37 hours"
+    maintain_table(spark, lake, str(path), 200.5)
+    assert DeltaTable(str(path)).metadata().configuration[LOG_RETENTION] == "interval 201 hours"
     DeltaTable(str(path)).alter.set_table_properties({LOG_RETENTION: "interval 9 days"})
     maintain_table(spark, lake, str(path), 1)
     assert DeltaTable(str(path)).metadata().configuration[LOG_RETENTION] == "interval 9 days"

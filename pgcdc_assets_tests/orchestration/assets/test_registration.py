@@ -14,6 +14,20 @@ from pgcdc_assets.settings import CdcTable
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 
 
+def _check(own: Orchestrated) -> dg.ExecuteInProcessResult:
+    """Run the checks `registered` alone."""
+    keys = [
+        dg.AssetCheckKey(dg.AssetKey([NAME, f"scd{scd}", "public", table.table]), REGISTERED)
+        for table in own.capture.tables
+        for scd in table.scd
+    ]
+    job = dg.define_asset_job("registered_alone", selection=dg.AssetSelection.checks(*keys))
+    merged = dg.Definitions.merge(own.location.definitions, dg.Definitions(jobs=[job]))
+    return merged.resolve_job_def("registered_alone").execute_in_process(
+        instance=own.instance, raise_on_error=False
+    )
+
+
 @pytest.mark.postgres
 @pytest.mark.spark
 @pytest.mark.slow
@@ -44,9 +58,7 @@ def test_merged_tables_have_names_and_a_taken_name_does_not_fail_the_merge(
         assert spark.table(f"{schema}.public__b__scd1").columns == ["taken"]
 
         spark.sql(f"DROP TABLE {schema}.public__c__scd1")
-        checks = own.location.repository.get_job(f"{NAME}_checks").execute_in_process(
-            instance=own.instance, raise_on_error=False
-        )
+        checks = _check(own)
         passed = {
             check.asset_key.path[-1] + check.asset_key.path[1]: check.passed
             for check in checks.get_asset_check_evaluations()
