@@ -18,32 +18,50 @@ MEGABYTE = 1024 * 1024
 FOLLOW, ASK, STOP = "follow", "ask", "stop"
 SCHEMA_POLICIES = (FOLLOW, ASK, STOP)
 
-
-def check_schema_policy(value: object, where: str) -> None:
-    """Raise a ConfigurationError if a value of `on_schema_change` is unknown."""
-    if value not in SCHEMA_POLICIES:
-        raise ConfigurationError(
-            reason=f"{where}: on_schema_change is {value!r}, but must be {FOLLOW} (take a new "
-            f"snapshot of a table whose schema change cannot be replayed), {ASK} (stop the table "
-            f"until a person takes the snapshot) or {STOP} (stop the table at every schema change)"
-        )
-
-
 # What happens to a table with a row that cannot be decoded (`on_poisoned_row`). RESCUE: the row is
 # parked, and an automatic re-snapshot follows. STOP: the row is parked, and the table stops until a
 # person takes a new snapshot.
 RESCUE = "rescue"
-ROW_POLICIES = (RESCUE, STOP)
+
+# What happens to the rows of a partition that was detached or dropped (`on_detached_partition`).
+# DELETE: a re-snapshot of the partitioned table removes them. KEEP: they stay.
+DELETE, KEEP = "delete", "keep"
+
+# The values of each setting of a table or of a capture, with their meanings. The first value is the
+# default.
+TABLE_POLICIES = {
+    "on_schema_change": {
+        FOLLOW: "take a new snapshot of a table whose schema change cannot be replayed",
+        ASK: "stop the table until a person takes the snapshot",
+        STOP: "stop the table at every schema change",
+    },
+    "on_poisoned_row": {
+        RESCUE: "take a new snapshot of a table with a row that cannot be decoded",
+        STOP: "stop the table until a person takes the snapshot",
+    },
+    "on_detached_partition": {
+        DELETE: "remove the rows of the partition by a new snapshot of the partitioned table",
+        KEEP: "keep the rows of the partition",
+    },
+}
 
 
-def check_row_policy(value: object, where: str) -> None:
-    """Raise a ConfigurationError if a value of `on_poisoned_row` is unknown."""
-    if value not in ROW_POLICIES:
-        raise ConfigurationError(
-            reason=f"{where}: on_poisoned_row is {value!r}, but must be {RESCUE} (take a new "
-            f"snapshot of a table with a row that cannot be decoded) or {STOP} (stop the table "
-            "until a person takes the snapshot)"
-        )
+DEFAULT_POLICIES = {setting: next(iter(meanings)) for setting, meanings in TABLE_POLICIES.items()}
+
+
+def check_policies(owner: object, where: str) -> None:
+    """Raise a ConfigurationError if a setting of `TABLE_POLICIES` has an unknown value.
+
+    Args:
+        owner: has the settings as attributes; None is a setting that is not set.
+    """
+    for setting, meanings in TABLE_POLICIES.items():
+        value = getattr(owner, setting)
+        if value is not None and value not in meanings:
+            *first, last = (f"{known} ({meaning})" for known, meaning in meanings.items())
+            raise ConfigurationError(
+                reason=f"{where}: {setting} is {value!r}, but must be {', '.join(first)} or {last}"
+            )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,10 @@ from typing import Any
 from pgcdc_assets.catalog_policy import CatalogPolicy
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.policies import (
+    DEFAULT_POLICIES,
+    DELETE,
     FOLLOW,
+    KEEP,
     RESCUE,
     CheckPolicy,
     HeartbeatPolicy,
@@ -24,8 +27,7 @@ from pgcdc_assets.policies import (
     StepLimit,
     StreamPolicy,
     WindowPolicy,
-    check_row_policy,
-    check_schema_policy,
+    check_policies,
 )
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.table_selection import TableSelection
@@ -36,8 +38,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 
-_POLICIES = ("on_schema_change", "on_poisoned_row")
-_SETTINGS = ("key", "scd", "tracked", "soft_deletes", "without_key", *_POLICIES, "types")
+_SETTINGS = ("key", "scd", "tracked", "soft_deletes", "without_key", *DEFAULT_POLICIES, "types")
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class CdcTable:
         on_schema_change: `follow`, `ask` or `stop`, see `policies`; None: the capture's setting.
         on_poisoned_row: `rescue` or `stop`, see `policies`; None: the capture's setting.
         types: the Delta types of columns in place of their default types.
+        on_detached_partition: `delete` or `keep`, see `policies`; None: the capture's setting.
     """
 
     schema: str
@@ -68,6 +70,7 @@ class CdcTable:
     on_schema_change: str | None = None
     on_poisoned_row: str | None = None
     types: Mapping[str, str] = field(default_factory=dict, hash=False)
+    on_detached_partition: str | None = None
 
     @property
     def name(self) -> TableName:
@@ -93,6 +96,11 @@ class CdcTable:
     def row_policy(self) -> str:
         """The setting `on_poisoned_row`, with its default."""
         return self.on_poisoned_row or RESCUE
+
+    @property
+    def keeps_partitions(self) -> bool:
+        """Whether the rows of detached and dropped partitions stay."""
+        return self.on_detached_partition == KEEP
 
     @property
     def mirrors_source(self) -> bool:
@@ -132,6 +140,7 @@ class CdcTable:
         on_schema_change: str | None = None,
         on_poisoned_row: str | None = None,
         types: Mapping[str, str] | None = None,
+        on_detached_partition: str | None = None,
     ) -> CdcTable:
         """Return the settings of a table after a check. See `TableName.parse` for the name.
 
@@ -160,11 +169,7 @@ class CdcTable:
                 reason=f"Table {name}: without_key is {without_key!r}, but must be bag (the rows "
                 "with duplicates) or log (the changes in commit order)"
             )
-        if on_schema_change is not None:
-            check_schema_policy(on_schema_change, f"Table {name}")
-        if on_poisoned_row is not None:
-            check_row_policy(on_poisoned_row, f"Table {name}")
-        return cls(
+        table = cls(
             parsed.schema,
             parsed.table,
             tuple(scd),
@@ -175,7 +180,10 @@ class CdcTable:
             on_schema_change,
             on_poisoned_row,
             parse_types(name, types or {}),
+            on_detached_partition,
         )
+        check_policies(table, f"Table {name}")
+        return table
 
 
 @dataclass(frozen=True)
@@ -205,6 +213,8 @@ class CdcCapture:
         on_schema_change: what happens after a schema change, for tables without the setting.
         on_poisoned_row: what happens to a table with a row that cannot be decoded, for tables
             without the setting.
+        on_detached_partition: what happens to the rows of a partition that was detached or dropped,
+            for tables without the setting.
         catalog_poll_seconds: interval at which the lag sensor polls the catalog for schema changes
             that no row announces; 0: at every evaluation.
         selection: follow the publication: tables that match the patterns are kept, and a new table
@@ -231,6 +241,7 @@ class CdcCapture:
     adopt_slot: bool = False
     on_schema_change: str = FOLLOW
     on_poisoned_row: str = RESCUE
+    on_detached_partition: str = DELETE
     catalog_poll_seconds: float = 30.0
     selection: TableSelection | None = None
     catalog: CatalogPolicy | None = None
@@ -251,11 +262,19 @@ class CdcCapture:
             )
         if self.merge_parallelism < 1:
             raise ConfigurationError(reason="merge_parallelism must be 1 or more")
+<<<<<<< HEAD
         for name in ("verify_wait_seconds", "catalog_poll_seconds"):
             if getattr(self, name) < 0:
                 raise ConfigurationError(reason=f"{name} must not be negative")
         check_schema_policy(self.on_schema_change, f"Capture {self.name}")
         check_row_policy(self.on_poisoned_row, f"Capture {self.name}")
+=======
+        if self.verify_wait_seconds < 0:
+            raise ConfigurationError(reason="verify_wait_seconds must not be negative")
+        if self.catalog_poll_seconds < 0:
+            raise ConfigurationError(reason="catalog_poll_seconds must not be negative")
+        check_policies(self, f"Capture {self.name}")
+>>>>>>> main
         if not self.publication:
             raise ConfigurationError(reason=f"Capture {self.name} names no publication")
         if not self.tables and self.selection is None:
@@ -275,7 +294,7 @@ class CdcCapture:
         if self.selection is not None and self.own_settings is None:
             self._check_selected(self.selection)
             object.__setattr__(self, "own_settings", self.tables)
-        if (self.on_schema_change, self.on_poisoned_row) != (FOLLOW, RESCUE):
+        if any(getattr(self, name) != default for name, default in DEFAULT_POLICIES.items()):
             # A merge gets the settings of tables only.
             object.__setattr__(self, "tables", tuple(map(self._with_policies, self.tables)))
 
@@ -290,11 +309,8 @@ class CdcCapture:
                 )
 
     def _with_policies(self, table: CdcTable) -> CdcTable:
-        return replace(
-            table,
-            on_schema_change=table.on_schema_change or self.on_schema_change,
-            on_poisoned_row=table.on_poisoned_row or self.on_poisoned_row,
-        )
+        own = {name: getattr(table, name) or getattr(self, name) for name in DEFAULT_POLICIES}
+        return replace(table, **own)
 
     def with_listed_tables(self, names: Iterable[TableName]) -> CdcCapture:
         """Return the capture with the tables of a list that its selection selects."""
@@ -333,6 +349,11 @@ class CdcCapture:
     def slot_policy(self) -> SlotPolicy:
         """How the capture treats its slot."""
         return SlotPolicy(self.failover, self.heartbeat, self.stream.two_phase)
+
+    @property
+    def keepers(self) -> list[TableName]:
+        """The names of the tables that keep the rows of detached partitions."""
+        return [table.name for table in self.tables if table.keeps_partitions]
 
     @property
     def has_message_table(self) -> bool:

@@ -74,6 +74,7 @@ def test_an_unknown_kind_of_table_is_refused(scd: list[int]) -> None:
         ({"without_key": "rows"}, "without_key is 'rows', but must be bag"),
         ({"on_schema_change": "heal"}, "on_schema_change is 'heal', but must be follow"),
         ({"on_poisoned_row": "skip"}, "on_poisoned_row is 'skip', but must be rescue"),
+        ({"on_detached_partition": "x"}, "on_detached_partition is 'x', but must be delete"),
     ],
 )
 def test_contradictory_settings_are_refused(settings: dict[str, Any], sentence: str) -> None:
@@ -90,6 +91,12 @@ def test_the_capture_s_policy_applies_to_tables_without_their_own_policy() -> No
     assert [t.row_policy for t in asking.tables] == ["rescue", "rescue"]
     stopping = CdcCapture("shop", "pub", tables, on_poisoned_row="stop")
     assert [(t.schema_policy, t.row_policy) for t in stopping.tables] == [("follow", "stop")] * 2
+    assert [t.keeps_partitions for t in stopping.tables] == [False, False]
+    own = (ORDERS, CdcTable("shop", "items", on_detached_partition="delete"))
+    keeping = CdcCapture("shop", "pub", own, on_detached_partition="keep")
+    assert [t.keeps_partitions for t in keeping.tables] == [True, False]
+    assert keeping.keepers == [ORDERS.name]
+    assert read_capture_settings(write_capture_settings(keeping)) == keeping
     with pytest.raises(ConfigurationError, match="Capture shop: on_schema_change is 'never'"):
         CdcCapture("shop", "pub", tables, on_schema_change="never")
     with pytest.raises(ConfigurationError, match="catalog_poll_seconds"):

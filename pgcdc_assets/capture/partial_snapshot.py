@@ -60,6 +60,7 @@ class PartialSnapshot:
             message, no log and no `repr` contains it.
         has_configured_key: the settings name the key of the table.
         policy: limits of the copy.
+        keeps_partitions: the table keeps the rows of detached partitions.
     """
 
     settings: ConnectionSettings
@@ -70,6 +71,7 @@ class PartialSnapshot:
     predicate: str = field(repr=False)
     has_configured_key: bool = False
     policy: SnapshotPolicy = field(default_factory=SnapshotPolicy)
+    keeps_partitions: bool = False
 
     def check(self) -> tuple[int, PublishedTable]:
         """Check that the snapshot can be taken, and return the epoch and the table.
@@ -95,7 +97,8 @@ class PartialSnapshot:
         snapshots = zone.snapshots.complete_snapshots()
         if not any(s.epoch == epoch and s.name == self.table for s in snapshots):
             raise self._without_snapshot()
-        if self.table in open_events(zone.schema_events.read(), snapshots):
+        keepers = [self.table] if self.keeps_partitions else []
+        if self.table in open_events(zone.schema_events.read(), snapshots, keepers=keepers):
             raise self.refused("it waits for a snapshot of all rows after a schema change")
         self._check_key(found.relation)
         check_predicate(settings, found, self.predicate)

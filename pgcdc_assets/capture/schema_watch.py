@@ -24,6 +24,7 @@ from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings, sorted_failures
 from pgcdc_assets.postgres.table_definitions import read_catalog_digest, read_definitions
+from pgcdc_assets.postgres.unused_tables import read_unused_tables
 from pgcdc_assets.postgres.wal import read_barrier, read_clock
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.protocol.table_definition import TableDefinition
@@ -173,6 +174,7 @@ class _Look:
         at: the source's clock at that time.
         tables: definitions by OID; empty if they are those of the look before.
         is_unchanged: the catalog is as at the look before.
+        unused: OIDs of attached and detached partitions that never had a row.
     """
 
     digest: str
@@ -180,6 +182,7 @@ class _Look:
     tables: Mapping[int, TableDefinition]
     is_unchanged: bool = False
     at: dt.datetime | None = None
+    unused: frozenset[int] = frozenset()
 
 
 def _read(conn: Connection, publication: str, base: CatalogLook) -> _Look:
@@ -190,7 +193,8 @@ def _read(conn: Connection, publication: str, base: CatalogLook) -> _Look:
         tables = read_definitions(conn, publication, base.tables)
         again = read_catalog_digest(conn, publication, base.tables)
         if again == digest:
-            return _Look(digest, read_barrier(conn), tables, at=read_clock(conn))
+            unused = read_unused_tables(conn, base.moved_partitions(tables))
+            return _Look(digest, read_barrier(conn), tables, at=read_clock(conn), unused=unused)
         digest = again
     raise TransientError(reason="The catalog changed during each attempt to read it.")
 
@@ -314,7 +318,7 @@ class _Events:
         found: list[SchemaEvent] = []
         for oid, before in self._base.tables.items():
             after = look.tables.get(oid)
-            for change in _changes(before.definition, after):
+            for change in _changes(before.definition, after, look.unused):
                 if not self._is_recorded(oid, before.lsn, change):
                     found.append(self._event(look.lsn, self._declared[oid], oid, change, CATALOG))
         for oid, after in look.tables.items():
@@ -383,9 +387,11 @@ class _Events:
         )
 
 
-def _changes(before: TableDefinition, after: TableDefinition | None) -> list[SchemaChangeFound]:
+def _changes(
+    before: TableDefinition, after: TableDefinition | None, unused: Collection[int]
+) -> list[SchemaChangeFound]:
     if after is not None:
-        return compare_definitions(before, after)
+        return compare_definitions(before, after, unused)
     if not before.is_published:
         return []
     return [SchemaChangeFound(SchemaChange.TABLE_DROPPED, (), "The table was dropped.", False)]

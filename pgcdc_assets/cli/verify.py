@@ -143,7 +143,7 @@ def _verify(
             wait_captured(zone, moment, 0.0)
         spark = loaded.spark.session(zone.lake)
         targets = [table.of_kinds([1]) for table in tables]
-        uncertain = read_uncertain_values(zone)
+        uncertain = read_uncertain_values(zone, capture.keepers)
         found = compare_tables(spark, settings, zone, capture.publication, targets, moment)
         with progress() as display, activity(f"comparison of {capture.name}", "tables") as work:
             for outcome in found:
@@ -170,6 +170,10 @@ def _print(results: Sequence[Comparison], different: Sequence[Comparison]) -> No
         ("table", "at", "source rows", "target rows", "missing", "extra", "differing", "columns"),
         [_row(result) for result in results],
     )
+    for result in results:
+        if result.kept:
+            mark = "" if result.is_counted else "at least "
+            print(f"{result.qualified_name}: {mark}{result.kept:,} rows of detached partitions.")
     for result in different:
         if not result.differences:
             continue

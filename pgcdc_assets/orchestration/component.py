@@ -303,6 +303,12 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
         "in the raw zone, and the merge of the table ends before the row. `rescue`: an automatic "
         "re-snapshot follows. `stop`: a person takes the new snapshot.",
     )
+    on_detached_partition: str = Field(
+        default=CdcCapture.on_detached_partition,
+        description="What happens to the rows of a partition that the source detaches or drops, of "
+        "a table that is published as its root. `delete`: a re-snapshot of the root removes them. "
+        "`keep`: they stay, see below.",
+    )
     catalog_poll_seconds: float = Field(
         default=CdcCapture.catalog_poll_seconds,
         description="How often the lag sensor polls the catalog for schema changes that no row "
@@ -347,6 +353,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
             adopt_slot=self.adopt_slot,
             on_schema_change=self.on_schema_change,
             on_poisoned_row=self.on_poisoned_row,
+            on_detached_partition=self.on_detached_partition,
             catalog_poll_seconds=self.catalog_poll_seconds,
             catalog=None if self.catalog is None else self.catalog.policy(),
         )

@@ -45,6 +45,9 @@ class TableModel(dg.Model, Resolvable):
     on_poisoned_row: str | None = Field(
         default=None, description="`rescue` or `stop`. Unset: the setting of the capture."
     )
+    on_detached_partition: str | None = Field(
+        default=None, description="`delete` or `keep`. Unset: the setting of the capture."
+    )
     types: dict[str, str] = Field(
         default={},
         description="The Delta types of columns, by name, in place of the "
@@ -63,6 +66,7 @@ class TableModel(dg.Model, Resolvable):
             self.on_schema_change,
             self.on_poisoned_row,
             self.types,
+            self.on_detached_partition,
         )
 
 

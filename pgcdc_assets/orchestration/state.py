@@ -149,7 +149,7 @@ def find_uncertain_tables(zone: RawZone, capture: CdcCapture) -> dict[CdcTable, 
     events = zone.schema_events.read()
     if not events:
         return {}
-    uncertain = find_uncertain_values(events, zone.snapshots.complete_snapshots())
+    uncertain = find_uncertain_values(events, zone.snapshots.complete_snapshots(), capture.keepers)
     left = left_tables(zone, capture) if uncertain else {}
     return {
         table: uncertain[table.name]

@@ -131,15 +131,16 @@ select objoid::bigint, objsubid, left(description, %s)
 """
 
 # CREATE TABLE ... PARTITION OF writes the rows of its columns with the rows of the system columns
-# (-6 is TableOidAttributeNumber). ATTACH PARTITION writes the row of each column again.
+# (-6 is TableOidAttributeNumber). ATTACH PARTITION writes the row of each column again. DETACH
+# PARTITION CONCURRENTLY hides the rows of a partition before it ends (`inhdetachpending`).
 _PARTITIONS = """
 with recursive part(root, oid, version) as (
     select i.inhparent, i.inhrelid, i.xmin
       from pg_inherits i join pg_class c on c.oid = i.inhrelid and c.relispartition
-     where i.inhparent = any(%s::bigint[]::oid[])
+     where i.inhparent = any(%s::bigint[]::oid[]) and not i.inhdetachpending
     union select p.root, i.inhrelid, i.xmin
             from part p
-            join pg_inherits i on i.inhparent = p.oid
+            join pg_inherits i on i.inhparent = p.oid and not i.inhdetachpending
             join pg_class c on c.oid = i.inhrelid and c.relispartition
 )
 select p.root::bigint, p.oid::bigint, n.nspname, c.relname, p.version::text::bigint,

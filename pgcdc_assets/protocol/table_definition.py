@@ -126,3 +126,9 @@ class TableDefinition:
             self.partitions[oid].relfilenode != earlier.partitions[oid].relfilenode
             for oid in common
         )
+
+    def moved_partitions(self, later: TableDefinition) -> set[int]:
+        """Return the OIDs of the partitions that were attached or detached before a later look."""
+        before = {(oid, partition.xmin) for oid, partition in self.partitions.items()}
+        after = {(oid, partition.xmin) for oid, partition in later.partitions.items()}
+        return {oid for oid, _ in before ^ after}

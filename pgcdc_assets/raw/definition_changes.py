@@ -6,11 +6,11 @@ found by the versions of the catalog rows, also if the definition is as before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from pgcdc_assets.protocol.relation import Column
-from pgcdc_assets.protocol.table_definition import Membership, Partition, TableDefinition
+from pgcdc_assets.protocol.table_definition import Membership, TableDefinition
 from pgcdc_assets.raw.schema_changes import SchemaChangeFound, compare_relations
 from pgcdc_assets.raw.schema_events import SchemaChange
 
@@ -28,8 +28,14 @@ _OPTIONS = {
 _NAMED = 3
 
 
-def compare_definitions(before: TableDefinition, after: TableDefinition) -> list[SchemaChangeFound]:
-    """Return the changes of one table between two looks."""
+def compare_definitions(
+    before: TableDefinition, after: TableDefinition, unused: Collection[int] = ()
+) -> list[SchemaChangeFound]:
+    """Return the changes of one table between two looks.
+
+    Args:
+        unused: OIDs of attached and detached partitions that never had a row.
+    """
     if not after.is_published:
         if not before.is_published:
             return []
@@ -57,7 +63,7 @@ def compare_definitions(before: TableDefinition, after: TableDefinition) -> list
         found += _find_rewrite(before, after)
         found += _find_uncertain_values(changes)
     found += _find_other_texts(before, after)
-    found += _compare_partitions(before.partitions, after.partitions)
+    found += _compare_partitions(before, after, unused)
     return found
 
 
@@ -219,24 +225,24 @@ def _is_only_cleared(after: TableDefinition, old: Column, new: Column) -> bool:
 
 
 def _compare_partitions(
-    before: Mapping[int, Partition], after: Mapping[int, Partition]
+    before: TableDefinition, after: TableDefinition, unused: Collection[int]
 ) -> Iterator[SchemaChangeFound]:
-    attached = [
-        partition
-        for oid, partition in after.items()
-        if oid not in before or before[oid].xmin != partition.xmin
-    ]
+    moved = before.moved_partitions(after)
+    attached = {oid: after.partitions[oid] for oid in moved & after.partitions.keys()}
     if attached:
-        names = _some(partition.name for partition in attached)
-        is_new = all(partition.is_new_table for partition in attached)
-        # The stream has every row of a table that was created as a partition.
-        detail = f"Partitions were {'created' if is_new else 'attached'}: {names}."
-        yield SchemaChangeFound(SchemaChange.PARTITION_ATTACHED, (), detail, not is_new)
-    detached = [partition for oid, partition in before.items() if oid not in after]
+        names = _some(partition.name for partition in attached.values())
+        is_created = all(partition.is_new_table for partition in attached.values())
+        # The stream has every row of a table that was created as a partition, or attached before
+        # its first row.
+        is_complete = all(oid in unused or attached[oid].is_new_table for oid in attached)
+        detail = f"Partitions were {'created' if is_created else 'attached'}: {names}."
+        yield SchemaChangeFound(SchemaChange.PARTITION_ATTACHED, (), detail, not is_complete)
+    detached = {oid: before.partitions[oid] for oid in moved - after.partitions.keys()}
     if detached:
-        names = _some(partition.name for partition in detached)
+        names = _some(partition.name for partition in detached.values())
         detail = f"Partitions were detached or dropped: {names}."
-        yield SchemaChangeFound(SchemaChange.PARTITION_DETACHED, (), detail, True)
+        had_rows = not all(oid in unused for oid in detached)
+        yield SchemaChangeFound(SchemaChange.PARTITION_DETACHED, (), detail, had_rows)
 
 
 def _some(names: Iterable[str]) -> str:

@@ -66,6 +66,19 @@ class CatalogLook:
         seen = self.tables.get(relation_id)
         return None if seen is None else _comments(json.loads(seen.text))
 
+    def moved_partitions(self, later: Mapping[int, TableDefinition]) -> set[int]:
+        """Return the OIDs of the partitions that were attached or detached before a later look.
+
+        Args:
+            later: the definitions of the later look, by OID.
+        """
+        return {
+            oid
+            for root, seen in self.tables.items()
+            if root in later
+            for oid in seen.definition.moved_partitions(later[root])
+        }
+
 
 @dataclass(frozen=True)
 class DefinitionStore:

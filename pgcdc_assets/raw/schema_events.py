@@ -179,12 +179,48 @@ def open_events(
     snapshots: Iterable[Snapshot],
     *,
     replayable_of: Collection[TableName] = (),
+    keepers: Collection[TableName] = (),
 ) -> dict[TableName, list[SchemaEvent]]:
     """Return the events of each table that need a snapshot and have none yet, oldest first.
 
     Args:
         replayable_of: tables whose replayable events count too.
+        keepers: tables that keep the rows of detached partitions, whose events do not count.
     """
+    counted = (
+        event
+        for event in events
+        if event.needs_snapshot
+        or (event.table in replayable_of and event.change is not SchemaChange.VALUES_CONFIRMED)
+    )
+    return _without_snapshot(
+        (event for event in counted if event.table not in keepers or not _is_detachment(event)),
+        snapshots,
+    )
+
+
+def kept_partitions(
+    events: Iterable[SchemaEvent], snapshots: Iterable[Snapshot], keepers: Collection[TableName]
+) -> dict[TableName, list[SchemaEvent]]:
+    """Return the events of the partitions whose rows the tables have kept, oldest first.
+
+    A complete snapshot has no such row.
+
+    Args:
+        keepers: tables that keep the rows of detached partitions.
+    """
+    own = (event for event in events if event.table in keepers and _is_detachment(event))
+    return _without_snapshot(own, snapshots)
+
+
+def _is_detachment(event: SchemaEvent) -> bool:
+    return event.needs_snapshot and event.change is SchemaChange.PARTITION_DETACHED
+
+
+def _without_snapshot(
+    events: Iterable[SchemaEvent], snapshots: Iterable[Snapshot]
+) -> dict[TableName, list[SchemaEvent]]:
+    """Return the events that no complete snapshot has healed, by table, oldest first."""
     newest: dict[TableName, Snapshot] = {}
     for snapshot in snapshots:
         known = newest.get(snapshot.name)
@@ -193,9 +229,7 @@ def open_events(
     found: dict[TableName, list[SchemaEvent]] = {}
     for event in sorted(events, key=lambda event: event.position):
         copied = newest.get(event.table)
-        is_change = event.change is not SchemaChange.VALUES_CONFIRMED
-        is_counted = event.needs_snapshot or (is_change and event.table in replayable_of)
-        if is_counted and (copied is None or not event.is_healed_by(copied)):
+        if copied is None or not event.is_healed_by(copied):
             found.setdefault(event.table, []).append(event)
     return found
 

@@ -7,7 +7,7 @@ tables that wait for a comparison, so a killed process leaves nothing to repair.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from pgcdc_assets.lsn import Lsn
@@ -17,16 +17,21 @@ from pgcdc_assets.table_name import TableName
 
 
 def find_uncertain_values(
-    events: Sequence[SchemaEvent], snapshots: Iterable[Snapshot]
+    events: Sequence[SchemaEvent],
+    snapshots: Iterable[Snapshot],
+    keepers: Collection[TableName],
 ) -> dict[TableName, SchemaEvent]:
     """Return the newest event of each table that waits for a comparison.
 
     A table that waits for a snapshot needs no comparison.
+
+    Args:
+        keepers: tables that keep the rows of detached partitions.
     """
     copies = list(snapshots)
     uncertain = [e for e in events if e.change is SchemaChange.VALUES_UNCERTAIN]
     needed = {event.table: event for event in sorted(uncertain, key=lambda e: e.position)}
-    waiting = open_events(events, copies)
+    waiting = open_events(events, copies, keepers=keepers)
     return {
         table: event
         for table, event in needed.items()

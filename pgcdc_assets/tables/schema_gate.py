@@ -1,7 +1,8 @@
 """The open events at which a table stops: schema changes and parked rows.
 
 The settings `on_schema_change` and `on_poisoned_row` determine whether the table waits for an
-automatic snapshot or for a person.
+automatic snapshot or for a person. A table that has kept rows of detached partitions
+(`on_detached_partition`) waits for a person: a snapshot removes these rows.
 
 The merge, the sensors and the commands derive the stop from the events and snapshots in the lake,
 so a killed process leaves nothing to repair.
@@ -21,7 +22,13 @@ from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.policies import ASK, FOLLOW, SCHEMA_POLICIES, STOP
 from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.raw.scan import scan_changes
-from pgcdc_assets.raw.schema_events import MERGE, SchemaChange, SchemaEvent, open_events
+from pgcdc_assets.raw.schema_events import (
+    MERGE,
+    SchemaChange,
+    SchemaEvent,
+    kept_partitions,
+    open_events,
+)
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
@@ -30,6 +37,10 @@ from pgcdc_assets.tables.keyed_snapshots import snapshots_with_key
 
 # The column of an error about the whole table.
 ALL_COLUMNS = "(all)"
+KEPT_ROWS = (
+    "The table has kept rows of detached partitions (on_detached_partition), and a new snapshot "
+    "removes these rows."
+)
 # Events that merges record for one relation version. The source may alter a table back repeatedly.
 _EVENTS_OF_VERSION = 3
 
@@ -40,11 +51,14 @@ class SchemaGate:
 
     Attributes:
         policy: the table's setting `on_schema_change`, or the setting that `on_poisoned_row` stands
-            for if the table has parked rows only; the stricter one of both.
+            for if the table has parked rows only; the stricter one of both. `follow` is `ask` for
+            a table that has kept rows of detached partitions.
+        has_kept_rows: the table has kept rows of detached partitions.
     """
 
     policy: str
     events: tuple[SchemaEvent, ...]
+    has_kept_rows: bool = False
 
     @property
     def heals(self) -> bool:
@@ -69,7 +83,8 @@ class SchemaGate:
     @property
     def reason(self) -> str:
         """A sentence about each event."""
-        return " ".join(map(describe_event, self.events))
+        kept = [KEPT_ROWS] if self.has_kept_rows else []
+        return " ".join([*map(describe_event, self.events), *kept])
 
     def error(
         self, table: TableName, watermark: Position | None, through: Position
@@ -85,7 +100,7 @@ class SchemaGate:
         for event in () if self.heals else self.events:
             was_passed = watermark is not None and event.position <= watermark
             if event.position < through and (event.needs_snapshot or not was_passed):
-                return schema_change_error(table, event)
+                return schema_change_error(table, event, has_kept_rows=self.has_kept_rows)
         return None
 
 
@@ -105,21 +120,27 @@ def find_gates(
     """Find the tables with open schema events."""
     declared = {table.name: table for table in tables}
     stopped = [name for name, table in declared.items() if table.schema_policy == STOP]
-    found = open_events(events, snapshots, replayable_of=stopped)
+    keepers = [name for name, table in declared.items() if table.keeps_partitions]
+    events, snapshots = list(events), list(snapshots)
+    found = open_events(events, snapshots, replayable_of=stopped, keepers=keepers)
+    kept = kept_partitions(events, snapshots, keepers) if keepers else {}
     return {
-        name: SchemaGate(_strictest_policy(declared[name], own), tuple(own))
+        name: SchemaGate(
+            _strictest_policy(declared[name], own, name in kept), tuple(own), name in kept
+        )
         for name, own in found.items()
         if name in declared
     }
 
 
-def _strictest_policy(table: CdcTable, events: Iterable[SchemaEvent]) -> str:
+def _strictest_policy(table: CdcTable, events: Iterable[SchemaEvent], has_kept_rows: bool) -> str:
     of_row = ASK if table.row_policy == STOP else FOLLOW
     wanted = (
         of_row if event.change is SchemaChange.ROW_PARKED else table.schema_policy
         for event in events
     )
-    return max(wanted, key=SCHEMA_POLICIES.index)
+    least = ASK if has_kept_rows else FOLLOW
+    return max([least, *wanted], key=SCHEMA_POLICIES.index)
 
 
 def read_gate(zone: RawZone, table: CdcTable, scd: int, through: Position) -> SchemaGate | None:
@@ -229,12 +250,16 @@ def _start_in(epoch: int, snapshot: Snapshot | None) -> Lsn:
     return snapshot.snapshot_lsn
 
 
-def schema_change_error(table: TableName, event: SchemaEvent) -> SchemaChangeError:
+def schema_change_error(
+    table: TableName, event: SchemaEvent, *, has_kept_rows: bool = False
+) -> SchemaChangeError:
     """Return the error that names an event and its remedy."""
+    kept = f". {KEPT_ROWS.rstrip('.')}" if has_kept_rows else ""
     return SchemaChangeError(
         relation=str(table),
         column=", ".join(event.columns) or ALL_COLUMNS,
-        reason=f"{event.detail.rstrip('.')} ({event.change.value} at {event.lsn})",
+        reason=f"{event.detail.rstrip('.')} ({event.change.value} at {event.lsn}){kept}",
+        is_recorded=True,
     )
 
 

@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.digests import Bucket, RowDetail, SourceDigests, open_source_table
 from pgcdc_assets.protocol.relation import Relation
+from pgcdc_assets.raw.schema_events import kept_partitions
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
@@ -26,6 +28,7 @@ from pgcdc_assets.tables.columns import SOFT_DELETE_COLUMNS
 from pgcdc_assets.tables.source_columns import retained_columns
 from pgcdc_assets.verify.canonical_text import key_indexes, pair_columns
 from pgcdc_assets.verify.comparison_point import Moment
+from pgcdc_assets.verify.differing_keys import find_differing_keys
 from pgcdc_assets.verify.report import Comparison, ComparisonFailure, Difference, DifferenceKind
 from pgcdc_assets.verify.small_table import local_rows, read_small, row_limit
 from pgcdc_assets.verify.table_version import open_merged
@@ -212,13 +215,22 @@ class _Run:
         key = key_indexes(columns, table.key or source.relation.row_key)
         return _TableComparison(
             source.digests([column.source for column in columns], key),
-            TargetDigests(self.session, frame, columns, key, number),
+            TargetDigests(self.session, frame, columns, key, number, self._find_kept_end(table)),
             tuple(column.name for column in columns),
             tuple(columns[i].name for i in key),
             tuple(_lacking(source.relation, types)),
             member.digits,
             self.named_rows,
         )
+
+    def _find_kept_end(self, table: CdcTable) -> Lsn | None:
+        """Return an LSN above all kept rows of detached partitions; None without such rows."""
+        if not table.keeps_partitions:
+            return None
+        moment = Position(self.moment.epoch, self.moment.lsn)
+        merged = [s for s in self.zone.snapshots.complete_snapshots() if s.position <= moment]
+        kept = kept_partitions(self.zone.schema_events.read(), merged, [table.name])
+        return max((event.lsn for event in kept.get(table.name, ())), default=None)
 
 
 def _lacking(relation: Relation, target: Iterable[str]) -> list[str]:
@@ -286,6 +298,7 @@ class _TableComparison:
             missing=self.counts[DifferenceKind.MISSING],
             extra=self.counts[DifferenceKind.EXTRA],
             differing=self.counts[DifferenceKind.DIFFERS],
+            kept=self.counts[DifferenceKind.KEPT],
             columns=tuple(dict.fromkeys([*self.lacking, *self.columns])),
             lsn=moment.lsn,
             key_columns=self.key_names,
@@ -294,9 +307,11 @@ class _TableComparison:
         )
 
     def _look_into(self, buckets: Sequence[str]) -> None:
-        found = _differing_keys(self.source.rows(buckets), self.target.rows(buckets))
+        found = find_differing_keys(self.source.rows(buckets), self.target.rows(buckets))
         for kind, key_digest in found:
             self.counts[kind] += 1
+            if kind is DifferenceKind.KEPT:
+                continue
             examined = self._examined[kind]
             if len(examined) < (_EXAMINED_ROWS if kind is DifferenceKind.DIFFERS else self.limit):
                 examined.append(key_digest)
@@ -345,42 +360,6 @@ def _grouped(sizes: Mapping[str, int]) -> Iterator[list[str]]:
         row_count += size
     if group:
         yield group
-
-
-def _differing_keys(
-    source: Iterable[tuple[str, str]], target: Iterable[tuple[str, str]]
-) -> Iterator[tuple[DifferenceKind, str]]:
-    """Compare two streams of (key digest, row digest) in key order; rows may share a key."""
-    ours, theirs = _runs(source), _runs(target)
-    mine, other = next(ours, None), next(theirs, None)
-    while mine is not None or other is not None:
-        if other is None or (mine is not None and mine[0] < other[0]):
-            assert mine is not None
-            yield from itertools.repeat((DifferenceKind.MISSING, mine[0]), len(mine[1]))
-            mine = next(ours, None)
-        elif mine is None or other[0] < mine[0]:
-            yield from itertools.repeat((DifferenceKind.EXTRA, other[0]), len(other[1]))
-            other = next(theirs, None)
-        else:
-            yield from _of_one_key(mine[0], mine[1], other[1])
-            mine, other = next(ours, None), next(theirs, None)
-
-
-def _of_one_key(
-    key: str, mine: list[str], other: list[str]
-) -> Iterator[tuple[DifferenceKind, str]]:
-    if mine == other:
-        return
-    only_mine, only_other = Counter(mine) - Counter(other), Counter(other) - Counter(mine)
-    pairs = min(only_mine.total(), only_other.total())
-    yield from itertools.repeat((DifferenceKind.DIFFERS, key), pairs)
-    yield from itertools.repeat((DifferenceKind.MISSING, key), only_mine.total() - pairs)
-    yield from itertools.repeat((DifferenceKind.EXTRA, key), only_other.total() - pairs)
-
-
-def _runs(rows: Iterable[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:
-    for key, group in itertools.groupby(rows, key=lambda row: row[0]):
-        yield key, [row for _, row in group]
 
 
 def _by_key(details: Iterable[RowDetail]) -> dict[str, list[RowDetail]]:

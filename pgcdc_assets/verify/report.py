@@ -16,6 +16,7 @@ class DifferenceKind(enum.Enum):
     MISSING = "missing"
     EXTRA = "extra"
     DIFFERS = "differs"
+    KEPT = "kept"
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,9 @@ class Comparison:
         lsn: the LSN of the comparison; None for a comparison of the current rows.
         key_columns: the columns that identify rows.
         differences: some of the differing rows.
-        is_counted: all differing rows were counted. Otherwise the three counts are lower bounds.
+        is_counted: all differing rows were counted. Otherwise the counts are lower bounds.
+        kept: number of rows of detached partitions that only the target has
+            (`on_detached_partition: keep`), which are no difference.
     """
 
     schema: str
@@ -60,6 +63,7 @@ class Comparison:
     key_columns: tuple[str, ...] = ()
     differences: tuple[Difference, ...] = ()
     is_counted: bool = True
+    kept: int = 0
 
     @property
     def is_equal(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from pgcdc_assets.raw.schema_events import SchemaEvent
 from pgcdc_assets.raw.uncertain_values import conclude, find_uncertain_values
@@ -11,12 +11,18 @@ from pgcdc_assets.table_name import TableName
 from pgcdc_assets.verify.report import Comparison
 
 
-def read_uncertain_values(zone: RawZone) -> dict[TableName, SchemaEvent]:
-    """Return the tables whose values USING may have changed, each with its event."""
+def read_uncertain_values(
+    zone: RawZone, keepers: Collection[TableName]
+) -> dict[TableName, SchemaEvent]:
+    """Return the tables whose values USING may have changed, each with its event.
+
+    Args:
+        keepers: tables that keep the rows of detached partitions.
+    """
     events = zone.schema_events.read()
     if not events:
         return {}
-    return find_uncertain_values(events, zone.snapshots.complete_snapshots())
+    return find_uncertain_values(events, zone.snapshots.complete_snapshots(), keepers)
 
 
 def record_comparison(

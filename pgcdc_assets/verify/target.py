@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.digests import BYTES_MARK, NULL_MARK, Bucket, RowDetail
 from pgcdc_assets.spark.sql import string
-from pgcdc_assets.tables.columns import DELETED
+from pgcdc_assets.tables.columns import DELETED, LSN
 from pgcdc_assets.verify.canonical_text import ComparedColumn
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class TargetDigests:
     Args:
         session: a session for these queries only, with the time zone UTC.
         number: a number that is unique among the tables compared in the session.
+        kept_end: rows with a lower LSN may be kept rows of detached partitions; None: no row is.
     """
 
     def __init__(
@@ -47,14 +49,16 @@ class TargetDigests:
         columns: Sequence[ComparedColumn],
         key: Sequence[int],
         number: int = 0,
+        kept_end: Lsn | None = None,
     ) -> None:
         self._session = session
         self._columns = tuple(columns)
         self._key = tuple(key)
         names = {column.name for column in columns}
-        is_kept = ""
+        is_there = ""
         if DELETED in frame.columns and DELETED not in names:
-            is_kept = f" WHERE NOT {DELETED}"
+            is_there = f" WHERE NOT {DELETED}"
+        is_old = "false" if kept_end is None else f"{LSN} < {int(kept_end)}"
         view = f"{_VIEW}{number}"
         frame.createOrReplaceTempView(view)
         texts = ", ".join(f"{column.text} AS text_{i}" for i, column in enumerate(columns))
@@ -62,7 +66,7 @@ class TargetDigests:
         self._rows = (
             f"SELECT *, md5(concat({', '.join(pieces[i] for i in self._key)})) AS key_digest, "
             f"md5(concat({', '.join(pieces)})) AS row_digest "
-            f"FROM (SELECT {texts} FROM {view}{is_kept})"
+            f"FROM (SELECT {texts}, {is_old} AS is_old FROM {view}{is_there})"
         )
 
     def buckets_sql(self, digits: int) -> str:
@@ -74,15 +78,18 @@ class TargetDigests:
             f"FROM ({self._rows}) GROUP BY 1"
         )
 
-    def rows(self, buckets: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """Yield digests of key and row of all rows in the buckets, in the order of key digests."""
+    def rows(self, buckets: Sequence[str]) -> Iterator[tuple[str, str, bool]]:
+        """Yield digests of key and row of all rows in the buckets, in the order of key digests.
+
+        The third value is whether the row may be a kept row of a detached partition.
+        """
         wanted = ", ".join(string(bucket) for bucket in buckets)
         found: pa.Table = self._session.sql(
-            f"SELECT key_digest, row_digest FROM ({self._rows}) "
+            f"SELECT key_digest, row_digest, is_old FROM ({self._rows}) "
             f"WHERE substr(key_digest, 1, {len(buckets[0])}) IN ({wanted}) ORDER BY key_digest"
         ).toArrow()
         for batch in found.to_batches(max_chunksize=10_000):
-            yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
     def details(self, key_digests: Sequence[str]) -> Iterator[RowDetail]:
         """Yield the keys and the column digests of the rows with these key digests."""

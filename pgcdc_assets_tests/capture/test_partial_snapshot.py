@@ -126,6 +126,22 @@ def test_a_table_whose_rows_cannot_be_replaced_is_refused(keyed: Pipeline) -> No
     assert "waits for a snapshot of all rows" in refusal(keyed)
 
 
+def test_rows_beside_kept_rows_of_a_detached_partition_can_be_replaced(pipeline: Pipeline) -> None:
+    """C12, E3: by default the detachment needs a snapshot of all rows."""
+    execute = pipeline.database.execute
+    execute(
+        "create table t (id int primary key) partition by range (id);"
+        "create table low partition of t for values from (0) to (10);"
+        "create table high partition of t for values from (10) to (20);"
+        "insert into t values (1), (11);"
+        "create publication pub for table t with (publish_via_partition_root)"
+    )
+    pipeline.copy()
+    execute("alter table t detach partition low")
+    assert "waits for a snapshot of all rows" in refusal(pipeline)
+    assert partial_snapshot(pipeline, "true", keeps_partitions=True).take().row_count == 1
+
+
 def test_without_a_first_snapshot_nothing_is_created(pipeline: Pipeline) -> None:
     pipeline.database.execute("create table t (id int primary key)")
     pipeline.database.execute("create publication pub for table t")

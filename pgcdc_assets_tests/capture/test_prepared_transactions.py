@@ -244,7 +244,9 @@ def test_rows_that_another_program_made_the_server_forget_are_an_error(begun: Ca
     assert begun.confirmed() == begun.captured_through() == end
 
 
-@pytest.mark.parametrize("mode", [Streaming.OFF, Streaming.ON])
+@pytest.mark.parametrize(
+    "mode", [pytest.param(Streaming.OFF, marks=pytest.mark.soak), Streaming.ON]
+)
 def test_a_million_rows_in_little_memory(begun: Capturing, mode: Streaming) -> None:
     begun.database.prepare(
         "g", "insert into t select i, md5(i::text) from generate_series(1, 1000000) i"

@@ -49,7 +49,9 @@ def test_each_mode_on_each_version(
     _check(run_in_process(database, database, zone, plugin, seed, KILLS))
 
 
-@pytest.mark.parametrize("streaming", [Streaming.OFF, Streaming.ON])
+@pytest.mark.parametrize(
+    "streaming", [pytest.param(Streaming.OFF, marks=pytest.mark.soak), Streaming.ON]
+)
 def test_over_tls(
     database: Database,
     zone: RawZone,

@@ -79,3 +79,21 @@ def test_tables_without_a_possible_snapshot_are_named_and_others_get_one(
         assert {copy.table for copy in zone.snapshots.complete_snapshots()} == {"first", "last"}
     finally:
         database.execute(f"drop owned by {role}; drop role {role}")
+
+
+def test_a_temporary_table_is_named(database: Database, zone: RawZone) -> None:
+    """C14: only its session can see its rows, and no publication has it."""
+    database.execute(
+        "create table first (id int primary key); create publication pub for table first"
+    )
+    with database.connect() as session, session.cursor() as cursor:
+        cursor.execute("create temporary table brief (id int primary key)")
+        cursor.execute("select pg_my_temp_schema()::regnamespace::text")
+        ((schema,),) = cursor.fetchall()
+        tables = [TableName(schema, "brief"), TableName("public", "first")]
+        failure, report = snapshot_each_table(
+            database.settings(), zone, f"s_{database.name}", "pub", tables
+        )
+    assert isinstance(failure, SnapshotFailure)
+    assert f"{schema}.brief is temporary" in str(failure.error)
+    assert isinstance(report, SnapshotReport)

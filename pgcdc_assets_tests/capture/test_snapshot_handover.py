@@ -117,7 +117,14 @@ def test_the_next_run_continues_a_killed_run(
     _complete_the_copies(database, zone, complete)
 
 
-@pytest.mark.parametrize("failpoint", ["mid_copy:7", "before_copy_commit:2", "after_copy_commit:1"])
+@pytest.mark.parametrize(
+    "failpoint",
+    [
+        "mid_copy:7",
+        pytest.param("before_copy_commit:2", marks=pytest.mark.soak),
+        pytest.param("after_copy_commit:1", marks=pytest.mark.soak),
+    ],
+)
 def test_the_next_run_continues_a_killed_run_of_four_connections(
     database: Database, zone: RawZone, failpoint: str
 ) -> None:

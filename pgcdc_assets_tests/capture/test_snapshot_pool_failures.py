@@ -119,6 +119,20 @@ def test_a_terminated_session_is_replaced_for_the_next_table(
         assert rows == [["1", "x"]]
 
 
+def test_the_statement_of_a_range_ends_at_its_limit(database: Database, zone: RawZone) -> None:
+    """C15: `snapshot.statement_timeout_seconds` bounds one range, and other tables are complete."""
+    fast, sleepy = _fast_and_sleepy(database)
+    settings = database.settings()
+    policy = SnapshotPolicy(2, PAGE_BYTES, statement_timeout_seconds=0.3)
+    with create_slot(settings, f"copy_{database.name}", temporary=True) as snapshot:
+        outcomes = list(SnapshotPool(settings, zone, 1, snapshot, policy).copy([fast, sleepy]))
+    (failure,) = (each for each in outcomes if isinstance(each, SnapshotFailure))
+    assert isinstance(failure.error, TransientError)
+    assert "reading public.slow" in str(failure.error)
+    assert "statement timeout" in str(failure.error)
+    assert [copy.table for copy in zone.snapshots.complete_snapshots()] == ["fast"]
+
+
 def test_abandoned_snapshots_end_at_once_and_leave_nothing(
     database: Database, zone: RawZone
 ) -> None:

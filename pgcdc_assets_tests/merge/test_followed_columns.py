@@ -250,6 +250,7 @@ def test_a_merge_that_is_killed_between_its_commits_is_continued(
     assert check_all(pipeline.spark, pipeline.zone, target, 2).is_sound
 
 
+@pytest.mark.soak
 def test_renames_that_are_undone_and_settings_with_earlier_names(pipeline: Pipeline) -> None:
     """The settings have earlier names of a key and a tracked column, and a name is reused."""
     target = CdcTable("public", "t", key=("id",), scd=(1, 2), tracked=("a", "gone"))

@@ -98,7 +98,7 @@ def test_a_merge_that_is_overtaken_before_its_write_writes_nothing(
 @pytest.mark.parametrize(
     "race",
     [
-        pytest.param(RACES[name], id=name, marks=() if name == "bag" else pytest.mark.soak)
+        pytest.param(RACES[name], id=name, marks=pytest.mark.soak)
         for name in ("current_image", "whole_table", "range_of_history", "bag")
     ],
 )
@@ -199,6 +199,7 @@ def test_a_merge_that_is_killed_before_it_records_its_watermark_is_not_repeated(
     assert BAG.contents(spark, path) == BAG.outcome
 
 
+@pytest.mark.soak
 def test_a_table_without_a_fence_is_merged(spark: SparkSession, zone: RawZone) -> None:
     """Tables of early releases have the watermark as an application transaction only."""
     landing = BAG.land_snapshot(zone)

@@ -54,6 +54,7 @@ def test_each_key_has_its_newest_state_for_any_cut(
     assert _found(spark, report.path) == sorted(map(_described, expected.last_of_each_key))
 
 
+@pytest.mark.soak
 def test_a_new_snapshot_deletes_rows_that_it_does_not_contain(
     spark: SparkSession, zone: RawZone
 ) -> None:

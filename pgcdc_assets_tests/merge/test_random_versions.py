@@ -58,7 +58,7 @@ def test_the_versions_are_exact_for_any_cut_into_windows_and_runs(
 @pytest.mark.parametrize(
     ("identity", "tracked"),
     [
-        pytest.param("d", None, id="default"),
+        pytest.param("d", None, id="default", marks=pytest.mark.soak),
         pytest.param("d", ("doc", "number"), id="two columns", marks=pytest.mark.soak),
         pytest.param("f", None, id="full", marks=pytest.mark.soak),
         pytest.param("f", ("doc", "number"), id="full, two columns", marks=pytest.mark.soak),

@@ -102,6 +102,38 @@ def test_the_setting_for_parked_rows_stops_the_table(
     assert find_gates([table], events, [_snapshot(176)]) == {}
 
 
+DETACHED = replace(EVENT, lsn=Lsn(120), change=SchemaChange.PARTITION_DETACHED, found_by=CATALOG)
+KEEPER = replace(TABLE, on_detached_partition="keep")
+
+
+def test_a_table_that_keeps_detached_partitions_does_not_wait() -> None:
+    """E3: the rows of partitions that never had a row are not kept rows."""
+    unused = replace(DETACHED, needs_snapshot=False)
+    for events in ([DETACHED], [ADDED, DETACHED], [unused]):
+        assert find_gates([KEEPER], events, []) == {}
+    gate = find_gates([TABLE], [DETACHED], []).get(NAME)
+    assert gate is not None and gate.heals
+    gate = find_gates([KEEPER], [unused, EVENT], []).get(NAME)
+    assert gate is not None and gate.heals
+
+
+def test_a_snapshot_that_would_remove_kept_rows_needs_a_person() -> None:
+    """E3: the first snapshot after the detachment ends the protection."""
+    gate = find_gates([KEEPER], [DETACHED, EVENT], []).get(NAME)
+    assert gate is not None
+    assert (gate.heals, gate.hold) == (False, (1, 159))
+    error = gate.error(NAME, Position(1, Lsn(100)), Position(1, Lsn(200)))
+    assert isinstance(error, SchemaChangeError)
+    assert "removes these rows. Take a new snapshot with" in str(error)
+    assert gate.reason.endswith("removes these rows.")
+    stopping = replace(KEEPER, on_schema_change="stop")
+    gate = find_gates([stopping], [ADDED, DETACHED], []).get(NAME)
+    assert gate is not None
+    assert gate.events == (ADDED,)
+    gate = find_gates([KEEPER], [DETACHED, EVENT], [_snapshot(120)]).get(NAME)
+    assert gate is not None and gate.heals
+
+
 def _error(column: str = "v") -> SchemaChangeError:
     return SchemaChangeError(relation="shop.orders", column=column, reason="its type changed")
 

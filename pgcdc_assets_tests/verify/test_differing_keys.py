@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pgcdc_assets.verify.compare_digests import _differing_keys, _grouped
+from pgcdc_assets.verify.compare_digests import _grouped
+from pgcdc_assets.verify.differing_keys import find_differing_keys
 from pgcdc_assets.verify.report import DifferenceKind
 
 M, E, D = DifferenceKind.MISSING, DifferenceKind.EXTRA, DifferenceKind.DIFFERS
+K = DifferenceKind.KEPT
 
 
 @pytest.mark.parametrize(
@@ -23,15 +25,18 @@ M, E, D = DifferenceKind.MISSING, DifferenceKind.EXTRA, DifferenceKind.DIFFERS
         (["a1", "a2"], ["a2", "a1"], []),
         (["a1", "a2"], ["a2", "a3", "a4"], [(D, "a"), (E, "a")]),
         ([], ["a1"], [(E, "a")]),
+        # A star marks a row from before the partition was detached.
+        (["b1"], ["a1*", "b1*", "c1"], [(K, "a"), (E, "c")]),
+        (["a1", "b1"], ["a2*"], [(D, "a"), (M, "b")]),
+        (["a1"], ["a1*", "a1*"], [(K, "a")]),
+        (["a1"], ["a1", "a2*", "a3"], [(K, "a"), (E, "a")]),
     ],
 )
 def test_rows_are_compared_by_key_and_counted(
     source: list[str], target: list[str], found: list[tuple[DifferenceKind, str]]
 ) -> None:
-    def streams(rows: list[str]) -> list[tuple[str, str]]:
-        return [(row[0], row[1]) for row in rows]
-
-    assert list(_differing_keys(streams(source), streams(target))) == found
+    rows = [(row[0], row[1], row.endswith("*")) for row in target]
+    assert list(find_differing_keys([(row[0], row[1]) for row in source], rows)) == found
 
 
 def test_buckets_are_grouped_up_to_a_number_of_rows() -> None:

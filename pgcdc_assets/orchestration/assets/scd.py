@@ -191,7 +191,9 @@ class _Rounds:
     def _fail(self, failure: MergeFailure, unforeseen: dict[TableName, MergeFailure]) -> None:
         """Keep a failure for the end of the run, or for a retry with a recorded schema event."""
         table = next(table for table, _ in self._selected if table.name == failure.name)
-        if isinstance(failure.error, SchemaChangeError) and table.schema_policy == FOLLOW:
+        error = failure.error
+        is_unforeseen = isinstance(error, SchemaChangeError) and "is_recorded" not in error.facts
+        if is_unforeseen and table.schema_policy == FOLLOW:
             unforeseen[failure.name] = failure
             return
         self.context.log.error(f"{failure.qualified_name}: {failure.error}")

@@ -199,7 +199,7 @@ class _CheckRun:
         if not tables:
             return
         settings = self.settings()
-        uncertain = read_uncertain_values(self.zone)
+        uncertain = read_uncertain_values(self.zone, self.capture.keepers)
         with _captured_moment(settings, self.zone, self.capture) as moment:
             outcomes = compare_tables(
                 self.session(),
@@ -283,5 +283,6 @@ def _compared(check: dg.AssetCheckKey, found: Comparison) -> dg.AssetCheckResult
             "differing_columns": ", ".join(found.columns) or "none",
             "lsn": str(found.lsn),
             "all_differences_counted": found.is_counted,
+            "kept_row_count": float(found.kept),
         },
     )

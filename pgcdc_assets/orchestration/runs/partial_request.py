@@ -57,6 +57,7 @@ def build_partial_snapshot(
         request.predicate,
         has_configured_key=bool(table.key),
         policy=capture.snapshot,
+        keeps_partitions=table.keeps_partitions,
     )
     for scd in table.scd:
         path = table_path(zone.lake, zone.name, table.schema, table.table, scd)

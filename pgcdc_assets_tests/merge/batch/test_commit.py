@@ -76,7 +76,12 @@ def _together(monkeypatch: pytest.MonkeyPatch) -> None:
     merge_together(monkeypatch)
 
 
-@pytest.fixture(params=[False, True], ids=["by another", "by spark"])
+@pytest.fixture(
+    params=[
+        pytest.param(False, id="by another"),
+        pytest.param(True, id="by spark", marks=pytest.mark.soak),
+    ]
+)
 def by_spark(request: pytest.FixtureRequest) -> bool:
     """Whether Spark is the faster merge."""
     return bool(request.param)

@@ -85,7 +85,7 @@ def test_the_documented_query_returns_the_state_at_each_position(
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("merged_epochs", [1, 2])
+@pytest.mark.parametrize("merged_epochs", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_the_next_merge_adds_epochs_to_a_history_of_an_earlier_release(
     spark: SparkSession, zone: RawZone, merged_epochs: int
 ) -> None:

@@ -29,7 +29,10 @@ _CHANGES = {
 }
 
 
-@pytest.mark.parametrize("name", _CHANGES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n == "type" else pytest.mark.soak) for n in _CHANGES],
+)
 def test_a_merge_waits_for_the_snapshot_of_a_table_that_was_altered_back(
     orchestrated: Orchestrated, spark: SparkSession, name: str
 ) -> None:

@@ -160,6 +160,7 @@ def test_one_sync_heals_each_change_of_the_publication(
     assert_sound(orchestrated, spark, _BOTH)
 
 
+@pytest.mark.soak
 def test_a_root_that_is_published_again_heals(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:

@@ -132,6 +132,7 @@ def test_one_sync_heals_a_change_that_cannot_be_replayed(
     assert all(run.is_success for run in orchestrated.instance.get_runs())
 
 
+@pytest.mark.soak
 def test_a_sync_with_nothing_to_capture_merges_the_snapshot_that_it_takes(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:

@@ -61,6 +61,7 @@ def test_a_key_that_returns_during_the_run_heals_the_table(keyed: Orchestrated) 
     assert keyed.equals_source("a")
 
 
+@pytest.mark.soak
 def test_a_table_that_is_altered_in_each_pass_is_reported_and_heals_later(
     keyed: Orchestrated,
 ) -> None:

@@ -94,6 +94,21 @@ def test_the_list_has_what_the_publication_can_send(database: Database, lake: La
     assert states(RawZone(lake, NAME).table_list.read()) == found
 
 
+@pytest.mark.every_pg(since=15)
+def test_the_list_follows_the_tables_of_a_published_schema(database: Database, lake: Lake) -> None:
+    database.execute(
+        "create schema s; create table s.a (id int primary key);"
+        "create table s.tmp_b (id int primary key); create table outside (id int primary key);"
+        "create publication pub for tables in schema s"
+    )
+    assert states(refresh(database, lake)) == {"s.a": "followed"}
+    database.execute(
+        "create table s.new (id int primary key); alter table outside set schema s;"
+        "alter table s.a set schema public"
+    )
+    assert states(refresh(database, lake)) == {"s.new": "followed", "s.outside": "followed"}
+
+
 def test_a_table_is_refused_until_its_role_may_read_it(database: Database, lake: Lake) -> None:
     database.execute("create schema closed; create table closed.a (id int primary key)")
     database.execute("create table rls (id int primary key)")

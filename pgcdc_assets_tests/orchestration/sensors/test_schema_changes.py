@@ -20,14 +20,18 @@ pytestmark = pytest.mark.postgres
 RANGE = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
 
 
-def record_event(orchestrated: Orchestrated, table: str = "a") -> SchemaEvent:
+def record_event(
+    orchestrated: Orchestrated,
+    table: str = "a",
+    change: SchemaChange = SchemaChange.PARTITION_ATTACHED,
+) -> SchemaEvent:
     ((lsn,),) = orchestrated.database.query("select pg_current_wal_lsn()::text")
     event = SchemaEvent(
         1,
         Lsn.parse(lsn),
         TableName("public", table),
         7,
-        SchemaChange.PARTITION_ATTACHED,
+        change,
         (),
         "A partition was attached.",
         True,
@@ -95,6 +99,22 @@ def test_with_ask_no_snapshot_is_requested(orchestrated: Orchestrated) -> None:
     orchestrated.copy()
     record_event(orchestrated)
     assert requests(orchestrated) == []
+
+
+def test_no_snapshot_is_requested_that_would_remove_kept_rows(orchestrated: Orchestrated) -> None:
+    """E3: with `keep`, a detachment needs no snapshot, and a later change needs a person."""
+    capture = replace(orchestrated.capture, on_detached_partition="keep")
+    keeping = replace(orchestrated, capture=capture)
+    keeping.copy()
+    record_event(keeping, "a", SchemaChange.PARTITION_DETACHED)
+    assert requests(keeping) == []
+    record_event(keeping, "a")
+    record_event(keeping, "b")
+    (request,) = requests(keeping)
+    assert [request.tags[tag] for tag in RANGE] == ["public.b", "public.b"]
+    # The default policy.
+    (request,) = requests(orchestrated)
+    assert [request.tags[tag] for tag in RANGE] == ["public.a", "public.b"]
 
 
 def test_a_lost_identity_fails_a_check_before_an_update_fails(orchestrated: Orchestrated) -> None:

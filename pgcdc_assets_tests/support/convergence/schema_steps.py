@@ -297,6 +297,20 @@ def leave_and_return(cursor: Cursor, decide: random.Random, target: Target) -> b
     return True
 
 
+def change_unused_partition(cursor: Cursor, decide: random.Random, target: Target) -> bool:
+    """Attach a new table as a partition ahead of its first row, or drop or detach it."""
+    cursor.execute("select relispartition from pg_class where oid = to_regclass('public.events_3')")
+    found = cursor.fetchone()
+    if found is None:
+        cursor.execute("create table events_3 (like events including all)")
+    elif found[0]:
+        ends = ["drop table events_3", "alter table events detach partition events_3"]
+        cursor.execute(decide.choice(ends))
+        return True
+    cursor.execute("alter table events attach partition events_3 for values in (3)")
+    return True
+
+
 def change_partitions(cursor: Cursor, decide: random.Random, target: Target) -> bool:
     """Attach a filled table as a partition, or detach it."""
     cursor.execute("select relispartition from pg_class where oid = to_regclass('public.events_2')")
@@ -334,6 +348,7 @@ STEPS: dict[Callable[[Cursor, random.Random, Target], bool], float] = {
     create_again: 1,
     leave_and_return: 1,
     change_partitions: 1,
+    change_unused_partition: 1,
 }
 
 # Steps after which a table may need a new snapshot.
@@ -350,6 +365,7 @@ DISRUPTIVE = tuple(
         create_again,
         leave_and_return,
         change_partitions,
+        change_unused_partition,
     )
 )
 
