@@ -262,19 +262,10 @@ class CdcCapture:
             )
         if self.merge_parallelism < 1:
             raise ConfigurationError(reason="merge_parallelism must be 1 or more")
-<<<<<<< HEAD
         for name in ("verify_wait_seconds", "catalog_poll_seconds"):
             if getattr(self, name) < 0:
                 raise ConfigurationError(reason=f"{name} must not be negative")
-        check_schema_policy(self.on_schema_change, f"Capture {self.name}")
-        check_row_policy(self.on_poisoned_row, f"Capture {self.name}")
-=======
-        if self.verify_wait_seconds < 0:
-            raise ConfigurationError(reason="verify_wait_seconds must not be negative")
-        if self.catalog_poll_seconds < 0:
-            raise ConfigurationError(reason="catalog_poll_seconds must not be negative")
         check_policies(self, f"Capture {self.name}")
->>>>>>> main
         if not self.publication:
             raise ConfigurationError(reason=f"Capture {self.name} names no publication")
         if not self.tables and self.selection is None:
