@@ -1,4 +1,4 @@
-"""The models of a capture's settings besides tables, windows, stream and snapshots."""
+"""The models of a capture's settings besides tables, windows and stream."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pgcdc_assets.policies import (
     HeartbeatPolicy,
     MessagePolicy,
     RetentionPolicy,
+    SnapshotPolicy,
     StepLimit,
 )
 
@@ -119,3 +120,43 @@ class CatalogModel(dg.Model, Resolvable):
     def policy(self) -> CatalogPolicy:
         """Return the settings after a check."""
         return CatalogPolicy(self.schema_name, self.type, self.name)
+
+
+class SnapshotModel(dg.Model, Resolvable):
+    """How snapshots of tables are taken."""
+
+    parallelism: int = Field(
+        default=SnapshotPolicy.parallelism,
+        description="Number of connections that read tables in parallel.",
+    )
+    range_bytes: int = Field(
+        default=SnapshotPolicy.range_bytes,
+        description="A table of more bytes is read in ranges of this size, which the connections "
+        "share. An interrupted snapshot is resumed with the missing ranges.",
+    )
+    max_seconds: float | None = Field(
+        default=None,
+        description="After this time, the next ranges are read in a new snapshot of the server, "
+        "because the age of a snapshot delays VACUUM. A table without a key must be read within "
+        "this time. Unset: no limit.",
+    )
+    max_xmin_age: int | None = Field(
+        default=None,
+        description="The same limit, in transaction ids that the server has assigned since the "
+        "snapshot. Unset: half of the server's `autovacuum_freeze_max_age`, the age at which "
+        "VACUUM warns about old transactions.",
+    )
+    lock_timeout_seconds: float | None = Field(
+        default=None,
+        description="How long a snapshot waits for a lock on a table, or for open transactions at "
+        "the creation of its slot. Unset: the limit of the connection, 10 seconds by default.",
+    )
+    statement_timeout_seconds: float | None = Field(
+        default=None,
+        description="A range that takes longer fails, and so does its table. Unset: no limit.",
+    )
+    dsn_env: str | None = Field(
+        default=None,
+        description="The environment variable with the libpq URI of a standby that "
+        "copies of whole tables read from. Unset: they read from the capture's server.",
+    )
