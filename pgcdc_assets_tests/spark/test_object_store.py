@@ -72,7 +72,6 @@ def test_two_drivers_and_delta_rs_lose_no_commit(
     ]
     assert len(entries) > len(expected), "some commits met another and were tried again"
     assert all(request.is_conditional for request in entries)
-    print(f"{len(expected)} commits by {len(entries)} conditional PUTs")
 
 
 def test_the_jar_is_built_from_the_source() -> None:
