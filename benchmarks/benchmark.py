@@ -83,6 +83,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         None,
         True,
     ),
+    "log_entries": Benchmark("log_entries", "logs of 1,000, 17,280 and 200,000 commits", 2, None),
     "s3_requests": Benchmark(
         "s3_requests", "windows and merges of one of 10 tables, ticks and polls", 2, None, True
     ),

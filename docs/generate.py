@@ -61,7 +61,9 @@ def build_settings_table(model: type[BaseModel]) -> str:
     """Return a Markdown table of the fields of a settings model."""
     lines = ["| setting | default | meaning |", "|---|---|---|"]
     for name, field in model.model_fields.items():
-        lines.append(f"| `{name}` | {_default(field.default)} | {field.description} |")
+        lines.append(
+            f"| `{field.alias or name}` | {_default(field.default)} | {field.description} |"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pgcdc_assets.catalog_policy import CatalogPolicy
     from pgcdc_assets.lsn import Lsn, LsnWindow
     from pgcdc_assets.orchestration.automation import on_new_merges
     from pgcdc_assets.orchestration.build import build_cdc_definitions
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CatalogPolicy",
     "CdcCapture",
     "CdcTable",
     "CheckPolicy",
@@ -56,6 +58,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "CatalogPolicy": "pgcdc_assets.catalog_policy",
     "CdcCapture": "pgcdc_assets.settings",
     "CdcTable": "pgcdc_assets.settings",
     "CheckPolicy": "pgcdc_assets.policies",

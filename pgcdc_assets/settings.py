@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pgcdc_assets.catalog_policy import CatalogPolicy
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.policies import (
     DEFAULT_POLICIES,
@@ -218,6 +219,7 @@ class CdcCapture:
             that no row announces; 0: at every evaluation.
         selection: follow the publication: tables that match the patterns are kept, and a new table
             gets its assets automatically; None: `tables` lists all tables to keep.
+        catalog: the catalog of Spark in which the SCD tables are registered; None: no catalog.
         own_settings: with a selection, the tables with their own settings; the class sets it.
     """
 
@@ -242,6 +244,7 @@ class CdcCapture:
     on_detached_partition: str = DELETE
     catalog_poll_seconds: float = 30.0
     selection: TableSelection | None = None
+    catalog: CatalogPolicy | None = None
     own_settings: tuple[CdcTable, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -259,10 +262,9 @@ class CdcCapture:
             )
         if self.merge_parallelism < 1:
             raise ConfigurationError(reason="merge_parallelism must be 1 or more")
-        if self.verify_wait_seconds < 0:
-            raise ConfigurationError(reason="verify_wait_seconds must not be negative")
-        if self.catalog_poll_seconds < 0:
-            raise ConfigurationError(reason="catalog_poll_seconds must not be negative")
+        for name in ("verify_wait_seconds", "catalog_poll_seconds"):
+            if getattr(self, name) < 0:
+                raise ConfigurationError(reason=f"{name} must not be negative")
         check_policies(self, f"Capture {self.name}")
         if not self.publication:
             raise ConfigurationError(reason=f"Capture {self.name} names no publication")

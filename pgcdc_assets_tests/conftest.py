@@ -13,6 +13,7 @@ pytest_plugins = [
     "pgcdc_assets_tests.support.object_store",
     "pgcdc_assets_tests.support.captures",
     "pgcdc_assets_tests.support.spark",
+    "pgcdc_assets_tests.support.cluster",
     "pgcdc_assets_tests.support.balance",
     "pgcdc_assets_tests.support.pipeline",
     "pgcdc_assets_tests.support.preflight",

@@ -160,6 +160,7 @@ def test_the_page_of_metrics_lists_the_metadata_of_the_code() -> None:
         "source_table",
         "replica_identity",
         "equals_source",
+        "registered",
     }
     others |= {
         "windows_without_gaps",

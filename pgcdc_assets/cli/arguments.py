@@ -176,6 +176,13 @@ def build_parser() -> argparse.ArgumentParser:
         help="a lake whose object store the server reaches, for start; may be repeated (default: "
         "PGCDC_LAKE)",
     )
+    spark.add_argument(
+        "--conf",
+        metavar="NAME=VALUE",
+        action="append",
+        help="a Spark setting of the server, such as the address of a metastore, for start; may be "
+        "repeated",
+    )
     return parser
 
 

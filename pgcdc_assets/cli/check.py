@@ -29,10 +29,12 @@ from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.table_list import ListedState
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.spark.catalog import check_catalog
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.columns import check_names, system_columns_of
 
 if TYPE_CHECKING:
+    from pgcdc_assets.orchestration.project.code_location import LoadedCapture
     from pgcdc_assets.orchestration.project.defs_tables import DefsTables
     from pgcdc_assets.postgres.connection import Connection
 
@@ -62,6 +64,7 @@ def run(options: argparse.Namespace) -> int:
         for error in find_declared_moves(settings, zone, loaded.capture, "check"):
             findings.append(Finding("moved", "error", str(error), table=error.relation))
         findings += check_snapshot_source(loaded.postgres, loaded.capture.snapshot)
+        findings += check_session_catalog(loaded)
         report(settings, loaded.capture.publication, _with_places(findings, declared))
         loaded.lake.lake().check_writable()
     return 0
@@ -152,6 +155,17 @@ def check_snapshot_source(postgres: PostgresResource, policy: SnapshotPolicy) ->
     except ConfigurationError as error:
         return [Finding("snapshot_standby", "error", str(error))]
     return [] if standby is None else check_snapshot_standby(postgres.settings(), standby)
+
+
+def check_session_catalog(loaded: LoadedCapture) -> Iterator[Finding]:
+    """Check that the Spark session of the merges has the catalog of the settings, if any."""
+    policy = loaded.capture.catalog
+    if policy is None:
+        return
+    try:
+        check_catalog(loaded.spark.session(loaded.lake.lake()), policy)
+    except (ConfigurationError, TransientError) as error:
+        yield Finding("catalog", "error", str(error))
 
 
 def _followed_tables(

@@ -8,17 +8,19 @@ import os
 from pgcdc_assets.cli.output import say
 from pgcdc_assets.cli.spark_prepare import prepare
 from pgcdc_assets.cli.tables import duration
+from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.project.home import SPARK_VARIABLE, default_lake, state_folder
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.spark.server import SparkServer
 from pgcdc_assets.spark.server_process import RunningServer
+from pgcdc_assets.spark.settings import CATALOG, HIVE
 
 
 def run(options: argparse.Namespace) -> int:
     """Prepare this machine, or start, stop or describe the Spark server of this state folder."""
     if options.action == "prepare":
         return _prepare()
-    server = SparkServer(state_folder(), _settings(options), _lakes(options))
+    server = SparkServer(state_folder(), read_settings(options), _lakes(options))
     return {"start": _start, "stop": _stop, "status": _status}[options.action](server)
 
 
@@ -29,8 +31,21 @@ def _prepare() -> int:
     return 0
 
 
-def _settings(options: argparse.Namespace) -> dict[str, str]:
-    return {} if options.memory is None else {"spark.driver.memory": options.memory}
+def read_settings(options: argparse.Namespace) -> dict[str, str]:
+    """Return the Spark settings of the options.
+
+    Raises:
+        ConfigurationError: a setting has no name or no value.
+    """
+    settings = {} if options.memory is None else {"spark.driver.memory": options.memory}
+    for text in options.conf or ():
+        name, separator, value = text.partition("=")
+        if not (name.strip() and separator):
+            raise ConfigurationError(
+                reason=f"--conf takes a Spark setting as NAME=VALUE, such as {CATALOG}={HIVE}"
+            )
+        settings[name.strip()] = value
+    return settings
 
 
 def _lakes(options: argparse.Namespace) -> list[str]:

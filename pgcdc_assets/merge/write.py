@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.merge.fold.typed_columns import name_columns
+from pgcdc_assets.spark.computed_rows import compute_rows
 from pgcdc_assets.spark.sql import delta_table, identifier
 from pgcdc_assets.tables.comments import digests_text
 from pgcdc_assets.tables.fence import Step
@@ -160,7 +161,7 @@ def compute_once(rows: DataFrame) -> DataFrame:
     """Compute the rows of a large merge now, because the MERGE reads them several times."""
     # Spark builds a runtime Bloom filter only if the source has a selective predicate. This one is
     # always true.
-    return rows.localCheckpoint().where("ordinal >= -1")
+    return compute_rows(rows).where("ordinal >= -1")
 
 
 def run_merge(

@@ -35,6 +35,7 @@ from pgcdc_assets.orchestration.settings_metadata import CAPTURE_METADATA, write
 from pgcdc_assets.orchestration.table_list import declare_listed_tables
 from pgcdc_assets.orchestration.translator import AssetData, Layer, PgcdcTranslator
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.spark.catalog import qualified_entry_name
 
 
 @without_feature_warnings()
@@ -73,7 +74,10 @@ def build_cdc_definitions(
     if capture.selection is not None:
         capture, reconstruction = declare_listed_tables(capture, postgres, lake)
     builder = _Builder(capture, translator or PgcdcTranslator(), declared_in)
-    definitions = builder.build(postgres, lake, spark or SparkResource())
+    spark = spark or SparkResource()
+    if capture.catalog is not None and capture.catalog.is_hive:
+        spark = spark.with_hive()
+    definitions = builder.build(postgres, lake, spark)
     return definitions.with_reconstruction_metadata(reconstruction)
 
 
@@ -242,7 +246,11 @@ class _Builder:
     ) -> dg.AssetSpec:
         # Each window depends on the same window of the raw asset, and on the table's snapshot.
         copies = SpecificPartitionsPartitionMapping([table.partition_key])
-        return self._spec(Layer(f"scd{scd}"), table).replace_attributes(
+        spec = self._spec(Layer(f"scd{scd}"), table)
+        if self.capture.catalog is not None:
+            entry = qualified_entry_name(self.capture.catalog, table.name, scd)
+            spec = spec.merge_attributes(metadata={"dagster/table_name": entry})
+        return spec.replace_attributes(
             deps=[
                 dg.AssetDep(raw, partition_mapping=dg.IdentityPartitionMapping()),
                 dg.AssetDep(snapshot, partition_mapping=copies),

@@ -21,10 +21,12 @@ from pydantic import Field
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.build import build_cdc_definitions
 from pgcdc_assets.orchestration.component_models import (
+    CatalogModel,
     CheckModel,
     HeartbeatModel,
     MessageModel,
     RetentionModel,
+    SnapshotModel,
     StepModel,
 )
 from pgcdc_assets.orchestration.component_storage import StorageModel
@@ -147,46 +149,6 @@ class StreamModel(dg.Model, Resolvable):
         default=None,
         description="A folder for the messages of a batch that cannot be decoded, for a report "
         "about the problem. The file holds values of rows. Unset: no file is written.",
-    )
-
-
-class SnapshotModel(dg.Model, Resolvable):
-    """How snapshots of tables are taken."""
-
-    parallelism: int = Field(
-        default=SnapshotPolicy.parallelism,
-        description="Number of connections that read tables in parallel.",
-    )
-    range_bytes: int = Field(
-        default=SnapshotPolicy.range_bytes,
-        description="A table of more bytes is read in ranges of this size, which the connections "
-        "share. An interrupted snapshot is resumed with the missing ranges.",
-    )
-    max_seconds: float | None = Field(
-        default=None,
-        description="After this time, the next ranges are read in a new snapshot of the server, "
-        "because the age of a snapshot delays VACUUM. A table without a key must be read within "
-        "this time. Unset: no limit.",
-    )
-    max_xmin_age: int | None = Field(
-        default=None,
-        description="The same limit, in transaction ids that the server has assigned since the "
-        "snapshot. Unset: half of the server's `autovacuum_freeze_max_age`, the age at which "
-        "VACUUM warns about old transactions.",
-    )
-    lock_timeout_seconds: float | None = Field(
-        default=None,
-        description="How long a snapshot waits for a lock on a table, or for open transactions at "
-        "the creation of its slot. Unset: the limit of the connection, 10 seconds by default.",
-    )
-    statement_timeout_seconds: float | None = Field(
-        default=None,
-        description="A range that takes longer fails, and so does its table. Unset: no limit.",
-    )
-    dsn_env: str | None = Field(
-        default=None,
-        description="The environment variable with the libpq URI of a standby that "
-        "copies of whole tables read from. Unset: they read from the capture's server.",
     )
 
 
@@ -313,6 +275,10 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
         description="How often the lag sensor polls the catalog for schema changes that no row "
         "announces.",
     )
+    catalog: CatalogModel | None = Field(
+        default=None,
+        description="The tables have names in a catalog of Spark; see below.",
+    )
     is_sample: bool = Field(
         default=False,
         description="Omit this capture if `PGCDC_DSN` is set and another capture is declared.",
@@ -350,6 +316,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
             on_poisoned_row=self.on_poisoned_row,
             on_detached_partition=self.on_detached_partition,
             catalog_poll_seconds=self.catalog_poll_seconds,
+            catalog=None if self.catalog is None else self.catalog.policy(),
         )
 
     def _tables(self) -> tuple[tuple[CdcTable, ...], TableSelection | None]:

@@ -1,4 +1,4 @@
-"""The models of a capture's settings besides tables, windows, stream and snapshots."""
+"""The models of a capture's settings besides tables, windows and stream."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import dagster as dg
 from dagster.components.resolved.base import Resolvable
 from pydantic import Field
 
+from pgcdc_assets.catalog_policy import CatalogPolicy
 from pgcdc_assets.policies import (
     CheckPolicy,
     HeartbeatPolicy,
     MessagePolicy,
     RetentionPolicy,
+    SnapshotPolicy,
     StepLimit,
 )
 
@@ -95,4 +97,66 @@ class CheckModel(dg.Model, Resolvable):
         default=CheckPolicy.schedule,
         description="Cron expression of the job `<name>_checks`, in UTC; `null`: no schedule. The "
         "job reads every table and its source once.",
+    )
+
+
+class CatalogModel(dg.Model, Resolvable):
+    """The catalog in which the SCD tables are registered."""
+
+    schema_name: str = Field(
+        alias="schema",
+        description="The schema of the entries in the catalog; it is created if it is missing.",
+    )
+    type: str = Field(
+        default=CatalogPolicy.type,
+        description="`session`: the catalog of the Spark session, whatever it is. `hive`: the "
+        "same, which must be a Hive metastore. `unity`: a Unity Catalog.",
+    )
+    name: str = Field(
+        default=CatalogPolicy.name,
+        description="The catalog's name in Spark. Required with `unity`.",
+    )
+
+    def policy(self) -> CatalogPolicy:
+        """Return the settings after a check."""
+        return CatalogPolicy(self.schema_name, self.type, self.name)
+
+
+class SnapshotModel(dg.Model, Resolvable):
+    """How snapshots of tables are taken."""
+
+    parallelism: int = Field(
+        default=SnapshotPolicy.parallelism,
+        description="Number of connections that read tables in parallel.",
+    )
+    range_bytes: int = Field(
+        default=SnapshotPolicy.range_bytes,
+        description="A table of more bytes is read in ranges of this size, which the connections "
+        "share. An interrupted snapshot is resumed with the missing ranges.",
+    )
+    max_seconds: float | None = Field(
+        default=None,
+        description="After this time, the next ranges are read in a new snapshot of the server, "
+        "because the age of a snapshot delays VACUUM. A table without a key must be read within "
+        "this time. Unset: no limit.",
+    )
+    max_xmin_age: int | None = Field(
+        default=None,
+        description="The same limit, in transaction ids that the server has assigned since the "
+        "snapshot. Unset: half of the server's `autovacuum_freeze_max_age`, the age at which "
+        "VACUUM warns about old transactions.",
+    )
+    lock_timeout_seconds: float | None = Field(
+        default=None,
+        description="How long a snapshot waits for a lock on a table, or for open transactions at "
+        "the creation of its slot. Unset: the limit of the connection, 10 seconds by default.",
+    )
+    statement_timeout_seconds: float | None = Field(
+        default=None,
+        description="A range that takes longer fails, and so does its table. Unset: no limit.",
+    )
+    dsn_env: str | None = Field(
+        default=None,
+        description="The environment variable with the libpq URI of a standby that "
+        "copies of whole tables read from. Unset: they read from the capture's server.",
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import dagster as dg
 from pydantic import Field
@@ -140,6 +140,16 @@ class SparkResource(dg.ConfigurableResource[None]):
     spark_config: dict[str, str] = Field(
         default={}, description="Spark settings over the defaults."
     )
+    hive: bool = Field(
+        default=False,
+        description="The catalog of an embedded session is a Hive metastore, and a server without "
+        "a metastore is not used. Its address is a Spark setting.",
+    )
+
+    def with_hive(self) -> Self:
+        """Return the resource whose session has a Hive metastore."""
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return type(self)(**{**fields, "hive": True})
 
     def session(self, lake: Lake) -> SparkSession:
         """Return the session; the first call starts it.
@@ -156,6 +166,7 @@ class SparkResource(dg.ConfigurableResource[None]):
         # Import here: definitions must load without dagster-pyspark and Spark.
         from dagster_pyspark import LazyPySparkResource
 
+        from pgcdc_assets.spark.jars import MASTER, with_resolved_jars
         from pgcdc_assets.spark.object_store import bucket_options, check_reachable, start_options
         from pgcdc_assets.spark.session import (
             check_started_for,
@@ -167,7 +178,7 @@ class SparkResource(dg.ConfigurableResource[None]):
             shown,
             started,
         )
-        from pgcdc_assets.spark.settings import embedded_conf, start_conf
+        from pgcdc_assets.spark.settings import CATALOG, HIVE, embedded_conf, start_conf
 
         remote = self._chosen_remote()
         if remote is None and not runs_embedded():
@@ -176,14 +187,17 @@ class SparkResource(dg.ConfigurableResource[None]):
         if remote is not None:
             check_reachable(lake.uri, shown(remote), is_on_this_machine(remote))
         bucket = bucket_options(lake.uri, lake.storage)
-        conf = {"spark.remote": remote} if remote else embedded_conf()
+        master = self.spark_config.get(MASTER)
+        conf = {"spark.remote": remote} if remote else embedded_conf(master)
+        if remote is None and self.hive:
+            conf[CATALOG] = HIVE
         config = {"spark.app.name": "pgcdc", **conf, **self.spark_config}
         if remote is None:
             config = start_options([lake.uri], config)
             if runs_embedded():
                 check_started_for(lake.uri)
         with connecting(remote):
-            used = config if remote else start_conf(config)
+            used = config if remote else with_resolved_jars(start_conf(config))
             resource = LazyPySparkResource(spark_config=used)
             session = launched(lambda: resource.spark_session)
             return set_lake(started(session, config), bucket)
@@ -196,11 +210,14 @@ class SparkResource(dg.ConfigurableResource[None]):
 
         Spark reads many settings only when a session starts. A capture with Spark settings
         therefore starts its own session, and so does a capture with a lake in an S3 store if the
-        server was started without the jars of S3.
+        server was started without the jars of S3, or a capture whose catalog is a metastore if the
+        server has none.
         """
         if self.spark_config:
             return None
         server = SparkServer(home.state_folder()).usable()
         if server is None or (lake.is_s3 and not server.has_s3):
+            return None
+        if self.hive and not server.has_hive:
             return None
         return server.remote

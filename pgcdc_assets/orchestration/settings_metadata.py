@@ -8,6 +8,7 @@ from typing import Any
 
 import dagster as dg
 
+from pgcdc_assets.catalog_policy import CatalogPolicy
 from pgcdc_assets.policies import (
     CheckPolicy,
     HeartbeatPolicy,
@@ -47,6 +48,7 @@ def read_capture_settings(metadata: Any) -> CdcCapture:
             "windows": WindowPolicy(**data["windows"]),
             "stream": StreamPolicy(**data["stream"]),
             "heartbeat": _optional(HeartbeatPolicy, data.get("heartbeat")),
+            "catalog": _optional(CatalogPolicy, data.get("catalog")),
             "messages": _optional(MessagePolicy, data.get("messages")),
             "snapshot": SnapshotPolicy(**data.get("snapshot", {})),
             "retention": RetentionPolicy(**data["retention"]),

@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from pgcdc_assets.local import locked
@@ -102,6 +103,21 @@ def with_known_jars(conf: Mapping[str, str]) -> dict[str, str]:
     class_path = [*jars, *filter(None, [conf.get(CLASS_PATH)])]
     resolved = {name: "" for name in (PACKAGES, EXCLUDES, JARS) if name in conf}
     return {**conf, **resolved, CLASS_PATH: os.pathsep.join(class_path)}
+
+
+def with_resolved_jars(conf: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of a driver in this process with all jars that executors need.
+
+    PySpark replaces the resolved jars of its JVM by the setting `spark.jars`, so a cluster would
+    get the jars of this setting only. The JVM is started here, and resolves the packages.
+    """
+    if not conf.get(JARS) or not conf.get(PACKAGES) or conf.get(MASTER, "").startswith("local"):
+        return dict(conf)
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized(conf=SparkConf().setAll(list(conf.items())))
+    java: Any = SparkContext._jvm
+    return {**conf, JARS: java.java.lang.System.getProperty(JARS) or conf[JARS]}
 
 
 def remember_jars(conf: Mapping[str, str], resolved: str) -> None:

@@ -27,11 +27,11 @@ from pathlib import Path
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.local import free_port, locked
-from pgcdc_assets.spark.jars import looking_up_alone
+from pgcdc_assets.spark.jars import MASTER, looking_up_alone
 from pgcdc_assets.spark.java import check_java
 from pgcdc_assets.spark.object_store import start_options
 from pgcdc_assets.spark.server_process import RunningServer, launch
-from pgcdc_assets.spark.settings import server_conf, start_conf
+from pgcdc_assets.spark.settings import CATALOG, HIVE, server_conf, start_conf
 from pgcdc_assets.storage import is_s3
 
 _PROBE = "pgcdc_assets.spark.readiness_probe"
@@ -134,12 +134,17 @@ class SparkServer:
         self.work_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.log_file.exists():
             self.log_file.replace(self.log_file.with_name(f"{self.log_file.name}.old"))
-        conf = {**server_conf(port, str(self.work_folder)), **self.conf}
+        conf = {**server_conf(port, str(self.work_folder), self.conf.get(MASTER)), **self.conf}
         conf = start_options(self.lakes, conf)
         token = secrets.token_hex(16)
         self._child = launch(start_conf(conf), token, self.work_folder, self.log_file)
         server = RunningServer(
-            self._child.pid, port, token, time.time(), has_s3=any(map(is_s3, self.lakes))
+            self._child.pid,
+            port,
+            token,
+            time.time(),
+            has_s3=any(map(is_s3, self.lakes)),
+            has_hive=conf[CATALOG] == HIVE,
         )
         try:
             self._write(server)

@@ -43,6 +43,7 @@ class RunningServer:
         started_at: seconds since 1970.
         ready: a client's query has succeeded.
         has_s3: the server has the jars of S3.
+        has_hive: the catalog of the server's sessions is a Hive metastore.
     """
 
     pid: int
@@ -51,6 +52,7 @@ class RunningServer:
     started_at: float
     ready: bool = False
     has_s3: bool = False
+    has_hive: bool = False
 
     @property
     def address(self) -> str:

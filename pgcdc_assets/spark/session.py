@@ -29,7 +29,12 @@ from pyspark.sql import SparkSession as SparkSession
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.spark.errors import condition_of, text_of
-from pgcdc_assets.spark.jars import looking_up_alone, remember_jars
+from pgcdc_assets.spark.jars import (
+    MASTER,
+    looking_up_alone,
+    remember_jars,
+    with_resolved_jars,
+)
 from pgcdc_assets.spark.java import check_java
 from pgcdc_assets.spark.object_store import LOG_STORE
 from pgcdc_assets.spark.settings import SESSION_CONF, embedded_conf, start_conf
@@ -66,10 +71,12 @@ def spark_session(
     """
     with connecting(remote):
         builder = SparkSession.builder.appName(app_name)
-        settings = {**(SESSION_CONF if remote else embedded_conf()), **(conf or {})}
+        own = SESSION_CONF if remote else embedded_conf((conf or {}).get(MASTER))
+        settings = {**own, **(conf or {})}
         if remote:
             builder = builder.remote(remote)
-        for key, value in (settings if remote else start_conf(settings)).items():
+        used = settings if remote else with_resolved_jars(start_conf(settings))
+        for key, value in used.items():
             builder = builder.config(key, value)
         return started(_with_escapes(launched(builder.getOrCreate)), settings)
 

@@ -10,7 +10,10 @@ import os
 from collections.abc import Mapping
 
 from pgcdc_assets.spark.class_archive import with_archive
-from pgcdc_assets.spark.jars import with_known_jars
+from pgcdc_assets.spark.jars import MASTER, with_known_jars
+
+# Spark's setting of the session's own catalog: `hive`, or Spark's default.
+CATALOG, IN_MEMORY, HIVE = "spark.sql.catalogImplementation", "in-memory", "hive"
 
 DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
 
@@ -45,6 +48,11 @@ _EMBEDDED_CONF: Mapping[str, str] = {
     # A merge has about a hundred generated classes. The default cache of a hundred classes would
     # make each merge compile the classes again.
     "spark.sql.codegen.cache.maxEntries": "1000",
+}
+
+# Settings for the cores of one machine. On a cluster Spark's own defaults hold, and adaptive
+# execution joins small partitions.
+_ONE_MACHINE_CONF: Mapping[str, str] = {
     # By default, 50 tasks replay a table's log, which takes seconds on one machine.
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
@@ -66,7 +74,7 @@ _SERVER_CONF: Mapping[str, str] = {
     "spark.connect.grpc.binding.address": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
-    "spark.sql.catalogImplementation": "in-memory",
+    CATALOG: IN_MEMORY,
     # Spark keeps the plans of a thousand past queries for the UI, which is disabled. A server that
     # runs for weeks does not need the plans.
     "spark.ui.retainedJobs": "20",
@@ -76,28 +84,41 @@ _SERVER_CONF: Mapping[str, str] = {
 }
 
 
-def embedded_conf() -> dict[str, str]:
-    """Return the settings of an embedded session."""
+def embedded_conf(master: str | None = None) -> dict[str, str]:
+    """Return the settings of an embedded session.
+
+    Args:
+        master: the address of a cluster's master, or `local[n]`; None: all cores of this machine.
+    """
     cores = os.cpu_count() or 2
-    return {
+    conf = {
         **_EMBEDDED_CONF,
         **SESSION_CONF,
-        "spark.master": f"local[{cores}]",
+        MASTER: master or f"local[{cores}]",
         "spark.driver.extraJavaOptions": _COMPILER_OPTIONS
         + (" -XX:+UseSerialGC" if cores <= _FEW_CORES else ""),
-        "spark.sql.shuffle.partitions": str(max(4, 2 * cores)),
     }
+    if is_one_machine(conf[MASTER]):
+        partitions = {"spark.sql.shuffle.partitions": str(max(4, 2 * cores))}
+        return {**conf, **_ONE_MACHINE_CONF, **partitions}
+    return conf
 
 
-def server_conf(port: int, folder: str) -> dict[str, str]:
+def is_one_machine(master: str) -> bool:
+    """Return whether the driver of a master does the work itself."""
+    return master == "local" or master.startswith("local[")
+
+
+def server_conf(port: int, folder: str, master: str | None = None) -> dict[str, str]:
     """Return the settings of a local Spark Connect server.
 
     Args:
         port: TCP port on 127.0.0.1.
         folder: folder for temporary files.
+        master: as of `embedded_conf`.
     """
     return {
-        **embedded_conf(),
+        **embedded_conf(master),
         **_SERVER_CONF,
         "spark.connect.grpc.binding.port": str(port),
         "spark.local.dir": f"{folder}/tmp",

@@ -10,6 +10,7 @@ refused merge again.
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,9 +19,10 @@ from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.raw.lake import Lake
-from pgcdc_assets.spark.sql import delta_table
+from pgcdc_assets.spark.sql import delta_table, string
+from pgcdc_assets.tables.properties import LOG_RETENTION, OWN_LOG_RETENTION
 from pgcdc_assets.tables.state import open_table
-from pgcdc_assets.tables.vacuum import delete_replaced_files
+from pgcdc_assets.tables.vacuum import delete_replaced_files, owner_hours
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,6 +66,7 @@ def maintain_table(
     delete_replaced_files(lake, path, keep_hours)
     keep_hours = max(keep_hours, _LEAST_HOURS)
     with own_sessions(spark, 1) as (session,):
+        _limit_log(session, lake, path, keep_hours)
         if keep_hours < _CHECKED_HOURS:
             session.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
         for name in ("minFileSize", "maxFileSize"):
@@ -77,6 +80,36 @@ def maintain_table(
             raise _failure(path, error) from error
     _clean_log(lake, path)
     return report
+
+
+def _limit_log(session: SparkSession, lake: Lake, path: str, keep_hours: float) -> None:
+    """Set how long entries of the log are kept, unless the owner of the table has set it.
+
+    A version cannot be read without its files, so entries older than a week are of little use. With
+    Delta's default of 30 days and a merge every five seconds, a log has half a million entries.
+    """
+    table = open_table(lake, path)
+    if table is None:
+        return
+    properties = table.metadata().configuration
+    # Delta refuses a limit below the retention of replaced files.
+    hours = max(_CHECKED_HOURS, keep_hours, owner_hours(properties))
+    wanted = f"interval {math.ceil(hours)} hours"
+    current = properties.get(LOG_RETENTION)
+    if current == wanted or current != properties.get(OWN_LOG_RETENTION):
+        return
+    setting = f"{string(LOG_RETENTION)} = {string(wanted)}"
+    mark = f"{string(OWN_LOG_RETENTION)} = {string(wanted)}"
+    try:
+        session.sql(
+            f"ALTER TABLE {delta_table(path)} SET TBLPROPERTIES ({setting}, {mark})"
+        ).collect()
+    except Exception as error:
+        from pgcdc_assets.spark.errors import is_conflict
+
+        # A merge has committed at the same time: the next maintenance tries again.
+        if not is_conflict(error):
+            raise _failure(path, error) from error
 
 
 def _clean_log(lake: Lake, path: str) -> None:

@@ -22,6 +22,12 @@ MAPPING = "delta.columnMapping.mode"
 # Delta's own count of the columns of such a table. Delta refuses a write of the property.
 MAX_COLUMN_ID = "delta.columnMapping.maxColumnId"
 
+# Delta's property: how long entries of the log are kept, 30 days by default.
+LOG_RETENTION = "delta.logRetentionDuration"
+
+# The value of `LOG_RETENTION` that the maintenance has set. Another value is the owner's.
+OWN_LOG_RETENTION = "pgcdc.log_retention"
+
 KEY = "pgcdc.key"
 
 # For a table that no snapshot replaces, and that had another key before: the key of the snapshot

@@ -23,11 +23,13 @@ from pgcdc_assets_tests.support.object_store import StoreProxy
 # The first start downloads the jars of S3A.
 pytestmark = [pytest.mark.spark, pytest.mark.soak]
 
-COMMITS = 10
 
-
-@pytest.mark.timeout(900)
-def test_two_drivers_and_delta_rs_lose_no_commit(s3_lake: Lake, store_proxy: StoreProxy) -> None:
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("commits", "pause"), [(10, 10.0), (100, 1.0)])
+def test_two_drivers_and_delta_rs_lose_no_commit(
+    s3_lake: Lake, store_proxy: StoreProxy, commits: int, pause: float
+) -> None:
+    """Tens of commits of each, and hundreds with many conflicts."""
     uri = s3_lake.path("t")
 
     def append(number: int) -> None:
@@ -38,7 +40,7 @@ def test_two_drivers_and_delta_rs_lose_no_commit(s3_lake: Lake, store_proxy: Sto
     program = "pgcdc_assets_tests.support.appending_spark"
     drivers = [
         subprocess.Popen(
-            [sys.executable, "-m", program, uri, str(COMMITS), str(1000 * place)],
+            [sys.executable, "-m", program, uri, str(commits), str(1000 * place)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -57,10 +59,10 @@ def test_two_drivers_and_delta_rs_lose_no_commit(s3_lake: Lake, store_proxy: Sto
     while any(driver.poll() is None for driver in drivers):
         numbers.append(3000 + len(numbers))
         append(numbers[-1])
-        time.sleep(10)
+        time.sleep(pause)
     assert [driver.wait() for driver in drivers] == [0, 0]
     table = DeltaTable(uri, storage_options=s3_lake.delta_options)
-    expected = [0, *range(1000, 1000 + COMMITS), *range(2000, 2000 + COMMITS), *numbers]
+    expected = [0, *range(1000, 1000 + commits), *range(2000, 2000 + commits), *numbers]
     assert sorted(table.to_pyarrow_table().column("id").to_pylist()) == expected
     assert table.version() == len(expected) - 1
     entries = [

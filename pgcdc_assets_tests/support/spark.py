@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pgcdc_assets.spark.server_process import RunningServer
 
 EMBEDDED, CONNECT = KINDS = ("embedded", "connect")
+# The driver in the test process or on a server, and the executors in a cluster (`cluster.py`).
+ON_CLUSTER = ("cluster", "cluster_connect")
 TESTS = Path(__file__).parents[1]
 ONCE = (
     "test_added_defaults.py",
@@ -81,9 +83,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    unknown = set(asked_kinds(config)) - set(KINDS)
+    known = (*KINDS, *ON_CLUSTER)
+    unknown = set(asked_kinds(config)) - set(known)
     if unknown:
-        raise pytest.UsageError(f"--spark takes {' and '.join(KINDS)}, not {', '.join(unknown)}")
+        raise pytest.UsageError(f"--spark takes {', '.join(known)}, not {', '.join(unknown)}")
     # Tests do not use a server that the developer runs in this clone.
     os.environ["PGCDC_SPARK_REMOTE"] = "local"
     # These options apply to every JVM, also to those of child processes.
@@ -152,8 +155,10 @@ def spark(spark_kind: str, request: pytest.FixtureRequest) -> Iterator[SparkSess
     then on the other kind.
     """
     with pytest.MonkeyPatch.context() as patch:
-        if spark_kind == EMBEDDED:
+        if spark_kind in (EMBEDDED, "cluster"):
             patch.delenv("SPARK_CONNECT_MODE_ENABLED", raising=False)
+        elif spark_kind != CONNECT:
+            patch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
         else:
             server: RunningServer = request.getfixturevalue("spark_server")
             patch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")

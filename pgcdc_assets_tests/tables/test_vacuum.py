@@ -23,6 +23,7 @@ from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.tables import vacuum
 from pgcdc_assets.tables.maintenance import maintain_table
+from pgcdc_assets.tables.properties import LOG_RETENTION
 from pgcdc_assets.tables.vacuum import (
     MINIMUM_BYTES,
     VacuumReport,
@@ -342,7 +343,7 @@ def test_maintenance_keeps_the_ledger_and_cleans_the_log(
     assert delete(lake, path, 1) == 0
     DeltaTable(str(path)).create_checkpoint()
     write(path, 20)
-    long_ago = time.time() - 40 * 24 * 3600
+    long_ago = time.time() - 10 * 24 * 3600
     entries = sorted((path / "_delta_log").glob("*.json"))
     orphan = path / "part-orphan.parquet"
     orphan.touch()
@@ -356,3 +357,15 @@ def test_maintenance_keeps_the_ledger_and_cleans_the_log(
     assert not entries[0].exists()
     assert entries[-1].exists()
     assert ids(path) == list(range(20, 1020))
+
+    # The limit of the log follows the settings, and the owner's own limit stays.
+    table = DeltaTable(str(path))
+    assert table.metadata().configuration[LOG_RETENTION] == "interval 168 hours"
+    maintain_table(spark, lake, str(path), 1)
+    operations = [entry["operation"] for entry in DeltaTable(str(path)).history()]
+    assert operations.count("SET TBLPROPERTIES") == 1
+    maintain_table(spark, lake, str(path), 200.5)
+    assert DeltaTable(str(path)).metadata().configuration[LOG_RETENTION] == "interval 201 hours"
+    DeltaTable(str(path)).alter.set_table_properties({LOG_RETENTION: "interval 9 days"})
+    maintain_table(spark, lake, str(path), 1)
+    assert DeltaTable(str(path)).metadata().configuration[LOG_RETENTION] == "interval 9 days"

@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from pgcdc_assets.merge.fold.events import Fold
+from pgcdc_assets.spark.computed_rows import compute_rows
 from pgcdc_assets.spark.sql import identifier, string
 
 UNKNOWN_VALUE = "pgcdc: an unchanged TOAST value is nowhere to be found"
@@ -114,15 +115,14 @@ def _find_chains(known: DataFrame) -> DataFrame:
         f"IF({_IS_MOVED}, {_BEGAN}, {_HERE}) AS chain",
         f"NOT {_IS_MOVED} AS is_first",
     )
-    reached = reached.localCheckpoint()
+    reached = compute_rows(reached)
     while not reached.where("NOT is_first").isEmpty():
         further = reached.selectExpr(
             "at AS chain", "chain AS next_chain", "is_first AS next_is_first"
         )
-        reached = (
-            reached.join(further, on="chain")
-            .selectExpr("at", "next_chain AS chain", "next_is_first AS is_first")
-            .localCheckpoint()
+        joined = reached.join(further, on="chain")
+        reached = compute_rows(
+            joined.selectExpr("at", "next_chain AS chain", "next_is_first AS is_first")
         )
     return reached.select("at", "chain")
 

@@ -29,6 +29,7 @@ from pgcdc_assets.merge.fold.toast import (
 )
 from pgcdc_assets.merge.fold.truncates import count_before_sql, next_truncate_sql
 from pgcdc_assets.merge.fold.typed_columns import type_columns
+from pgcdc_assets.spark.computed_rows import compute_rows
 from pgcdc_assets.spark.sql import comparable_sql, identifier, string
 
 _COPIED = ("lsn", "ordinal", "commit_ts", "op", "is_content")
@@ -320,7 +321,7 @@ class AffectedRows:
 
     def computed(self) -> AffectedRows:
         """Compute the events now, because several queries read them."""
-        return replace(self, events=self.events.localCheckpoint())
+        return replace(self, events=compute_rows(self.events))
 
 
 def find_affected_rows(

@@ -18,6 +18,7 @@ from pgcdc_assets.errors import PgcdcError, SchemaChangeError, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge import MergeFailure, MergeReport
 from pgcdc_assets.orchestration.assets.idle_tables import IdleTables
+from pgcdc_assets.orchestration.assets.registration import Registration
 from pgcdc_assets.orchestration.checks.invariants import INVARIANTS, MergeChecks, invariant_spec
 from pgcdc_assets.orchestration.checks.raw import evaluation_of
 from pgcdc_assets.orchestration.data_versions import data_version, version_tags
@@ -139,6 +140,7 @@ class _Rounds:
         self._selected = [places[key] for key in context.selected_asset_keys]
         self._copied = self._copied_tables()
         self._idle = IdleTables.of(context)
+        self._catalog = Registration(self.capture.catalog, self.session, context.log)
 
     def merge(self, windows: Sequence[LsnWindow], *, is_first: bool = True) -> Iterator[Any]:
         """Merge the selected tables through the newest of the windows, and check the changed rows.
@@ -165,8 +167,10 @@ class _Rounds:
                 yield from self._reported(place, report, windows, recorded, is_first)
                 yield from self._results(checked.after(report, through.epoch), is_first)
                 self._vacuum(report)
+                self._catalog.add(report)
             recovered = self._record(unforeseen, through)
             places = [place for place in places if place[0].name in recovered]
+        self._catalog.register()
         yield from self._results(checked.rest(), is_first)
 
     def _merge(

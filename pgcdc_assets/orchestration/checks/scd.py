@@ -25,6 +25,7 @@ from pgcdc_assets.orchestration.state import left_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.spark.catalog import CatalogTable, qualified_entry_name, register_tables
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.state import read_scd_state, table_path
 from pgcdc_assets.verify import (
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from pgcdc_assets.spark.session import SparkSession
 
 EQUALS_SOURCE = "equals_source"
+REGISTERED = "registered"
 
 
 _Outcome = tuple[dg.AssetCheckKey, dg.AssetCheckResult | PgcdcError]
@@ -81,6 +83,7 @@ def build_table_checks(
                 for (schema, table, scd), key in step_keys.items()
                 if scd == 1 and tables[TableName(schema, table)].mirrors_source
             ),
+            *(_registration_spec(key) for key in step_keys.values() if capture.catalog is not None),
         ],
         can_subset=True,
         required_resource_keys={names.postgres, names.lake, names.spark},
@@ -132,6 +135,7 @@ class _CheckRun:
         A check that cannot be evaluated has an error in place of a result.
         """
         compared: dict[dg.AssetCheckKey, CdcTable] = {}
+        registered: dict[CatalogTable, dg.AssetCheckKey] = {}
         left = left_tables(self.zone, self.capture)
         for check, (table, scd) in checks.items():
             try:
@@ -139,12 +143,15 @@ class _CheckRun:
                     yield check, _not_judged(check, left[table.name])
                 elif not self._is_merged(table, scd):
                     yield check, _not_judged(check, "The table was never merged.")
+                elif check.name == REGISTERED:
+                    registered[CatalogTable(table.name, scd, self._path(table, scd))] = check
                 elif check.name == INVARIANTS_IN_FULL:
                     yield check, found(check, self._invariants(table, scd))
                 else:
                     compared[check] = table
             except PgcdcError as error:
                 yield check, error
+        yield from self._register(registered)
         waiting = list(compared)
         try:
             for check, outcome in self._compare(compared):
@@ -156,8 +163,25 @@ class _CheckRun:
             yield from ((check, error) for check in waiting)
 
     def _is_merged(self, table: CdcTable, scd: int) -> bool:
-        path = table_path(self.zone.lake, self.zone.name, table.schema, table.table, scd)
+        path = self._path(table, scd)
         return read_scd_state(self.zone.lake, self.zone.name, path) is not None
+
+    def _path(self, table: CdcTable, scd: int) -> str:
+        return table_path(self.zone.lake, self.zone.name, table.schema, table.table, scd)
+
+    def _register(self, checks: Mapping[CatalogTable, dg.AssetCheckKey]) -> Iterator[_Outcome]:
+        """Register tables without an entry in the catalog, and check the entries."""
+        policy = self.capture.catalog
+        if policy is None or not checks:
+            return
+        waiting = dict(checks)
+        try:
+            for table, error in register_tables(self.session(), policy, checks):
+                name = qualified_entry_name(policy, table.table, table.scd)
+                check = waiting.pop(table)
+                yield check, _registered(check, {"name": name}, error)
+        except PgcdcError as error:
+            yield from ((check, _registered(check, {}, error)) for check in waiting.values())
 
     def _invariants(self, table: CdcTable, scd: int) -> Findings:
         from pgcdc_assets.spark.session import own_sessions
@@ -211,6 +235,25 @@ def _equality_spec(key: dg.AssetKey) -> dg.AssetCheckSpec:
         EQUALS_SOURCE,
         asset=key,
         description="Every value of the table equals the source at one LSN. Writers may continue.",
+    )
+
+
+def _registration_spec(key: dg.AssetKey) -> dg.AssetCheckSpec:
+    return dg.AssetCheckSpec(
+        REGISTERED,
+        asset=key,
+        description="The catalog has an entry with the table's location. A missing entry is made.",
+    )
+
+
+def _registered(
+    check: dg.AssetCheckKey, metadata: Mapping[str, str], error: PgcdcError | None
+) -> dg.AssetCheckResult:
+    return dg.AssetCheckResult(
+        asset_key=check.asset_key,
+        check_name=check.name,
+        passed=error is None,
+        metadata={**metadata, **({} if error is None else {"reason": str(error)})},
     )
 
 

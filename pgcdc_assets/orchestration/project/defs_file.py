@@ -21,6 +21,7 @@ import yaml
 from dagster._utils.schedules import is_valid_cron_schedule
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from pgcdc_assets.catalog_policy import CatalogPolicy
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.policies import (
     CheckPolicy,
@@ -61,6 +62,7 @@ _POLICIES: dict[str, Callable[..., object]] = {
     "retention": RetentionPolicy,
     "checks": CheckPolicy,
     "merge_step": StepLimit,
+    "catalog": CatalogPolicy,
 }
 
 
@@ -243,7 +245,7 @@ class _File:
 
     def _model(self, node: yaml.Node, model: type[BaseModel], place: str) -> dict[str, Any]:
         """Compare a mapping with the fields of a model; return its values."""
-        fields = model.model_fields
+        fields = {field.alias or name: field for name, field in model.model_fields.items()}
         entries = self._entries(node, f"`{place}`", list(fields))
         for name, field in fields.items():
             if field.is_required() and name not in entries:

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from pgcdc_assets.catalog_policy import CatalogPolicy
 from pgcdc_assets.cli import main
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.assets.raw import capture_limits
 from pgcdc_assets.orchestration.project.code_location import find_captures, load_defs_folders
+from pgcdc_assets.policies import HeartbeatPolicy
 from pgcdc_assets.postgres.stream.plugin_options import PluginOptions, Streaming
 
 HEAD = "type: pgcdc_assets.PostgresCdcComponent\nattributes:\n"
@@ -117,6 +119,14 @@ WRONG = {
     "a bad schedule of the checks": (
         GOOD + TABLE + "  checks: {schedule: 1 2 3}\n",
         "7:22: `checks.schedule` must be a cron expression of five fields, such as 17 3 * * *",
+    ),
+    "a catalog of an unknown type": (
+        GOOD + TABLE + "  catalog: {schema: cdc, type: glue}\n",
+        "7:32: catalog.type is 'glue', but must be session (the catalog of the Spark session), ",
+    ),
+    "a catalog without a schema": (
+        GOOD + TABLE + "  catalog: {type: hive}\n",
+        "7:12: `schema` is missing: the schema of the entries in the catalog",
     ),
     "a list for a mapping": (
         HEAD + "  - name: shop\n",
@@ -237,6 +247,8 @@ def test_every_documented_setting_is_accepted(tmp_path: Path) -> None:
   stream: {batch_bytes: 1000, total_seconds: null, slot_wait_seconds: 1, streaming: parallel}
   retention: {raw_days: 30, old_version_days: 7, schedule: "0 4 * * *"}
   checks: {schedule: null}
+  catalog: {schema: cdc, type: hive}
+  heartbeat: {seconds: 30}
   merge_step: {changes: 1000, bytes: 1000000}
   merge_parallelism: 4
   verify_wait_seconds: 10
@@ -252,6 +264,8 @@ def test_every_documented_setting_is_accepted(tmp_path: Path) -> None:
     assert loaded.postgres.primary_dsn_env == "SHOP_PRIMARY_DSN"
     assert [str(table.name) for table in capture.tables] == ["shop.orders", '"a.b"."Order Lines"']
     assert capture.windows.max_age_seconds == 0.5
+    assert capture.catalog == CatalogPolicy("cdc", "hive") and loaded.spark.hive
+    assert capture.heartbeat == HeartbeatPolicy(30)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,104 @@
+"""Merges on a Spark standalone cluster with two executors, and tables in an S3 store."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.spark.jars import MASTER
+from pgcdc_assets.spark.settings import embedded_conf, server_conf
+from pgcdc_assets_tests.support.cluster import SparkCluster
+from pgcdc_assets_tests.support.merge.history import Landing, column, delete, relation, update
+from pgcdc_assets_tests.support.merge.lost_executors import ROWS
+from pgcdc_assets_tests.support.spark import ON_CLUSTER
+
+_KILLS, _SECONDS_BETWEEN_KILLS = 2, 5.0
+
+ROOT = Path(__file__).parents[2]
+
+# SCD1, SCD2, soft deletes, tables without a key, rebuild and verify; random histories among them.
+_TESTS = (
+    "test_random_histories.py",
+    "test_random_versions.py",
+    "test_random_bags.py",
+    "test_random_soft_deletes.py",
+    "test_rebuild.py::test_a_table_is_rebuilt_with_the_source_switched_off",
+)
+_FOR_ONE_MACHINE = (
+    "spark.sql.shuffle.partitions",
+    "spark.databricks.delta.snapshotPartitions",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism",
+)
+
+
+@pytest.mark.parametrize("master", ["spark://host:7077", "yarn", "k8s://host", "local-cluster[2]"])
+def test_settings_for_the_cores_of_one_machine_do_not_go_to_a_cluster(master: str) -> None:
+    for conf in (embedded_conf(), embedded_conf("local"), server_conf(1, "/f", "local[4,2]")):
+        assert set(_FOR_ONE_MACHINE) <= conf.keys()
+    for conf in (embedded_conf(master), server_conf(1, "/f", master)):
+        assert conf[MASTER] == master
+        assert not set(_FOR_ONE_MACHINE) & conf.keys()
+
+
+@pytest.mark.spark
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", ON_CLUSTER)
+@pytest.mark.parametrize("test", _TESTS)
+def test_the_tests_of_the_merge_pass_on_a_cluster_with_a_lake_in_s3(test: str, kind: str) -> None:
+    arguments = ["-q", "-p", "no:cacheprovider", "--spark", kind, "--lake", "s3"]
+    path = f"pgcdc_assets_tests/merge/{test}"
+    # A process has one embedded session.
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments, path],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"\b\d+ passed", done.stdout) and "skipped" not in done.stdout
+
+
+@pytest.mark.spark
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_a_merge_that_loses_executors_loses_and_repeats_nothing(
+    s3_lake: Lake, tmp_path: Path
+) -> None:
+    """Executors are killed during the merge. It continues, or it fails and is repeated."""
+    landing = Landing(RawZone(s3_lake, "test"), [relation(column("id"), column("v", "text"))])
+    landing.begin([str(number), "old"] for number in range(ROWS))
+    landing.land([])
+    updated = [update(str(number), "new") for number in range(0, ROWS, 2)]
+    landing.land(updated, [delete(str(number), None) for number in range(1, ROWS, 2)])
+    keys = [window.key for window in landing.windows]
+    program = "pgcdc_assets_tests.support.merge.lost_executors"
+    with SparkCluster(tmp_path, {}) as cluster:
+        merging = subprocess.Popen(
+            [sys.executable, "-m", program, s3_lake.uri, json.dumps(cluster.conf), *keys],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert merging.stdout is not None
+        assert any(line == "begin\n" for line in merging.stdout)
+        kills = 0
+        while kills < _KILLS and merging.poll() is None:
+            time.sleep(_SECONDS_BETWEEN_KILLS)
+            kills += cluster.kill_executor()
+        output, _ = merging.communicate()
+    assert merging.returncode == 0
+    assert kills == _KILLS
+    found = json.loads(output.splitlines()[-1])
+    assert set(found["errors"]) <= {"TransientError"}
+    held, ids = ROWS // 2, sum(range(0, ROWS, 2))
+    expected = {"scd1": [held, held, ids, held], "scd2": [ROWS + held, held, ids, held]}
+    assert found["contents"] == expected

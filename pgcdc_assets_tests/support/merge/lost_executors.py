@@ -1,0 +1,63 @@
+"""Merge tables on a cluster while executors are killed: URI CONF FIRST SECOND, a JSON and two keys.
+
+The process merges the first window and prints `begin`. It merges the second window until it
+succeeds, and prints the classes of the errors and what the tables contain, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+ROWS = 21_000
+ATTEMPTS = 10
+
+
+def run(uri: str, conf: dict[str, str], keys: list[str]) -> dict[str, Any]:
+    """Merge both windows."""
+    from pgcdc_assets.lsn import LsnWindow
+    from pgcdc_assets.merge import MergeFailure, merge_tables
+    from pgcdc_assets.orchestration.resources import SparkResource
+    from pgcdc_assets.raw.lake import Lake
+    from pgcdc_assets.raw.zone import RawZone
+    from pgcdc_assets.settings import CdcTable
+    from pgcdc_assets.tables.state import table_path
+
+    lake = Lake(uri)
+    zone, table = RawZone(lake, "test"), CdcTable("shop", "items", (1, 2))
+    spark = SparkResource(remote="local", spark_config=conf).session(lake)
+    first, second = map(LsnWindow.parse, keys)
+
+    def merge(window: LsnWindow) -> list[str]:
+        found = merge_tables(spark, zone, [table], window)
+        failed = [each for each in found if isinstance(each, MergeFailure)]
+        for each in failed:
+            print(repr(each.error.__cause__)[:500], file=sys.stderr)
+        return [type(each.error).__name__ for each in failed]
+
+    assert merge(first) == []
+    print("begin", flush=True)
+    errors = []
+    for _ in range(ATTEMPTS):
+        failed = merge(second)
+        errors += failed
+        if not failed:
+            break
+    contents = {}
+    for scd in table.scd:
+        path = table_path(lake, "test", table.schema, table.table, scd)
+        frame = spark.read.format("delta").load(path)
+        current = "true" if scd == 1 else "_is_current"
+        row = frame.selectExpr(
+            "count(*) AS n",
+            f"count_if({current}) AS held",
+            f"sum(IF({current}, id, 0)) AS ids",
+            f"count_if({current} AND v = 'new') AS renewed",
+        ).collect()[0]
+        contents[f"scd{scd}"] = [row.n, row.held, row.ids, row.renewed]
+    return {"errors": errors, "contents": contents}
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(sys.argv[1], json.loads(sys.argv[2]), sys.argv[3:])), flush=True)
