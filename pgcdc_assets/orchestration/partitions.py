@@ -73,6 +73,25 @@ def find_shown_windows(windows: Sequence[LsnWindow], asset_count: int) -> Sequen
     return windows[-max(1, MAX_MATERIALIZATIONS // max(1, asset_count)) :]
 
 
+def build_shown_range_tags(
+    windows: Sequence[LsnWindow], shown: Sequence[LsnWindow]
+) -> dict[str, str]:
+    """Return the tags of a run that materialises windows.
+
+    A range of dynamic partitions follows the order in which the keys were added. If this is not the
+    order of the stream, the run materialises the newest window alone: it processes the earlier
+    windows too.
+
+    Args:
+        windows: the windows of all keys, in the order in which the keys were added.
+        shown: the windows to materialise, in the order of the stream.
+    """
+    first, last = shown[0], shown[-1]
+    if [window for window in windows if first <= window <= last] != list(shown):
+        first = last
+    return build_range_tags(first.key, last.key)
+
+
 def read_summaries(zone: RawZone, windows: Sequence[LsnWindow]) -> list[WindowSummary]:
     """Read the summaries of windows from the raw zone."""
     wanted = set(windows)

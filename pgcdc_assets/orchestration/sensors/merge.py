@@ -16,7 +16,7 @@ from dagster import DagsterRunStatus, RunRecord
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.data_versions import find_shown_through
 from pgcdc_assets.orchestration.names import Names
-from pgcdc_assets.orchestration.partitions import build_range_tags, find_shown_windows
+from pgcdc_assets.orchestration.partitions import build_shown_range_tags, find_shown_windows
 from pgcdc_assets.orchestration.resources import LakeResource
 from pgcdc_assets.orchestration.runs.dead_runs import close_dead_runs
 from pgcdc_assets.orchestration.runs.long_runs import may_continue
@@ -167,12 +167,6 @@ class _Tick:
         last = landed[-1]
         unmerged = landed[landed.index(self._first_unmerged(landed, ready)) :]
         shown = find_shown_windows(unmerged, len(selected))
-        first = shown[0]
-        if [w for w in windows if first <= w <= last] != shown:
-            # A range of dynamic partitions follows the order in which the keys were added. If this
-            # is not the order of the stream, request the newest window alone: its merge folds the
-            # earlier windows too.
-            first = last
         past = attempts_for(self.instance, self.capture.name, "merge", {THROUGH_TAG: last.key})
         return dg.RunRequest(
             run_key=f"{self.capture.name}:merge:{last.key}:{past.newest}",
@@ -182,7 +176,7 @@ class _Tick:
             # The merge evaluates the cheap checks without a selection.
             asset_check_keys=[],
             tags={
-                **build_range_tags(first.key, last.key),
+                **build_shown_range_tags(windows, shown),
                 CAPTURE_TAG: self.capture.name,
                 PURPOSE_TAG: MERGE_PURPOSE,
                 THROUGH_TAG: last.key,

@@ -8,7 +8,7 @@ import dagster as dg
 
 from pgcdc_assets.lsn import LsnWindow, Position
 from pgcdc_assets.orchestration.names import Names
-from pgcdc_assets.orchestration.partitions import build_range_tags, find_shown_windows
+from pgcdc_assets.orchestration.partitions import build_shown_range_tags, find_shown_windows
 from pgcdc_assets.orchestration.resources import LakeResource
 from pgcdc_assets.orchestration.runs.dead_runs import close_dead_runs
 from pgcdc_assets.orchestration.runs.long_runs import may_continue
@@ -93,8 +93,8 @@ class WaitingMessages:
             self._none_below = through
             return dg.SkipReason(_NOTHING_WAITS)
         known = instance.get_dynamic_partitions(self._capture.windows_name)
-        windows = sorted(map(LsnWindow.parse, known))
-        landed = [window for window in windows if window.end_position <= through]
+        windows = list(map(LsnWindow.parse, known))
+        landed = sorted(window for window in windows if window.end_position <= through)
         if not landed:
             return dg.SkipReason("no window is landed yet")
         return self._request(instance, windows, landed, mark)
@@ -108,22 +108,20 @@ class WaitingMessages:
     ) -> dg.RunRequest | dg.SkipReason:
         capture, last = self._capture, landed[-1]
         past = attempts_for(instance, capture.name, PURPOSE, {THROUGH_TAG: last.key})
-        pause = capture.windows.backoff(past.count)
-        if past.seconds_since_end is not None and past.seconds_since_end < pause:
+        pause, progress = capture.windows.backoff(past.count), sync_progress.get()
+        since = past.seconds_since_end if progress is None else None
+        if since is not None and since < pause:
             return dg.SkipReason("the newest append failed, and is retried later")
         later = [window for window in landed if mark is None or window.end_position > mark]
         shown = find_shown_windows(later or [last], 1)
-        first = shown[0]
-        if [window for window in windows if first <= window <= last] != list(shown):
-            first = last
         return dg.RunRequest(
             run_key=f"{capture.name}:{PURPOSE}:{last.key}:{past.newest}",
             job_name=Names.of(capture).messages_job,
             tags={
-                **build_range_tags(first.key, last.key),
+                **build_shown_range_tags(windows, shown),
                 CAPTURE_TAG: capture.name,
                 PURPOSE_TAG: PURPOSE,
                 THROUGH_TAG: last.key,
-                **may_continue(capture.windows, sync_progress.get()),
+                **may_continue(capture.windows, progress),
             },
         )

@@ -11,7 +11,10 @@ import pytest
 from deltalake import DeltaTable
 
 from pgcdc_assets.cli.status import print_messages
+from pgcdc_assets.errors import TransientError
+from pgcdc_assets.lsn import Position
 from pgcdc_assets.orchestration.jobs.sync_messages import find_message_requests
+from pgcdc_assets.orchestration.partitions import covered_keys
 from pgcdc_assets.orchestration.sensors.messages import WaitingMessages
 from pgcdc_assets.orchestration.state import captured_through
 from pgcdc_assets.policies import MessagePolicy
@@ -150,3 +153,41 @@ def test_a_run_of_the_sensor_continues_with_later_messages(orchestrated: Orchest
     events = result.get_asset_materialization_events()
     assert [event.partition for event in events] == made.windows()[: len(events)]
     assert len(events) >= 2
+
+
+def test_a_failed_append_is_retried_after_a_pause_and_by_a_sync_at_once(
+    orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = with_messages(orchestrated, retry_seconds=600)
+    made.copy()
+    emit(made, "one")
+    made.land()
+    (request,) = made.tick("messages").run_requests
+
+    def fail(table: MessageTable, through: Position) -> None:
+        raise TransientError(reason="The lake is away.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MessageTable, "append", fail)
+        assert not made.execute(request, "messages").success
+    assert "is retried later" in made.tick("messages").skip_message
+    assert made.tick("messages", one_shot=True).run_requests
+
+
+def test_windows_of_another_order_are_requested_by_the_newest_window_alone(
+    orchestrated: Orchestrated,
+) -> None:
+    """A range of dynamic partitions follows the order in which the keys were added."""
+    made = with_messages(orchestrated)
+    made.copy()
+    for number in range(2):
+        emit(made, str(number))
+        made.land()
+    keys = made.windows()
+    name = made.capture.windows_name
+    for key in keys:
+        made.instance.delete_dynamic_partition(name, key)
+    made.instance.add_dynamic_partitions(name, keys[::-1])
+    request = WaitingMessages(made.capture).find_request(made.instance, made.zone)
+    assert isinstance(request, dg.RunRequest)
+    assert covered_keys(request.tags, keys[::-1]) == [keys[-1]]
