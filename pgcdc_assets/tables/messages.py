@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,7 @@ from deltalake.exceptions import DeltaError
 from pgcdc_assets import failpoints
 from pgcdc_assets.error_text import first_line
 from pgcdc_assets.errors import RawExpired, RawZoneError, TransientError
-from pgcdc_assets.lsn import Lsn, Position
+from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.protocol.heads import MESSAGE
 from pgcdc_assets.protocol.logical_messages import NO_TRANSACTION
 from pgcdc_assets.protocol.quiet import HEARTBEAT_PREFIX
@@ -84,14 +84,6 @@ def describe_columns() -> list[tuple[str, str, str]]:
     return [(each.name, str(each.type), _MEANINGS[each.name]) for each in SCHEMA]
 
 
-class LsnRange(NamedTuple):
-    """The changes of an epoch with start <= commit_lsn < end."""
-
-    epoch: int
-    start: Lsn
-    end: Lsn
-
-
 @dataclass(frozen=True)
 class AppendReport:
     """The result of an append.
@@ -137,7 +129,7 @@ class MessageTable:
             for rows in self._scan(part, ("new",)):
                 prefixes = pc.list_element(rows.column("new"), 0)
                 if pc.any(pc.not_equal(prefixes, HEARTBEAT_PREFIX)).as_py():
-                    return Position(part.epoch, part.end)
+                    return part.end_position
         return None
 
     def append(self, through: Position, *, commits_empty: bool = False) -> AppendReport:
@@ -247,21 +239,21 @@ class MessageTable:
         epochs = [each.epoch for each in self.zone.epochs.all() if each.epoch >= first]
         return [(epoch, lsn if epoch == first else Lsn(0)) for epoch in epochs]
 
-    def _ranges(self, since: Position | None, through: Position) -> list[LsnRange]:
+    def _ranges(self, since: Position | None, through: Position) -> list[LsnWindow]:
         """Return the ranges between two positions whose windows have logical messages."""
-        found: list[LsnRange] = []
+        found: list[LsnWindow] = []
         for epoch, start in self._starts(since):
             for summary in self.zone.changes.windows(epoch, start):
                 window = summary.window
                 if not summary.counts.get(MESSAGES) or window.end_position > through:
                     continue
-                if found and (found[-1].epoch, found[-1].end) == (epoch, window.start):
+                if found and found[-1].end_position == Position(epoch, window.start):
                     found[-1] = found[-1]._replace(end=window.end)
                 else:
-                    found.append(LsnRange(epoch, window.start, window.end))
+                    found.append(window)
         return found
 
-    def _scan(self, part: LsnRange, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+    def _scan(self, part: LsnWindow, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
         return scan_changes(
             self.zone.changes.table,
             epoch=part.epoch,
@@ -271,7 +263,7 @@ class MessageTable:
             condition=_IS_MESSAGE,
         )
 
-    def _rows(self, ranges: list[LsnRange]) -> Iterator[pa.RecordBatch]:
+    def _rows(self, ranges: list[LsnWindow]) -> Iterator[pa.RecordBatch]:
         for part in ranges:
             for rows in self._scan(part, _READ):
                 typed = _typed(rows, part.epoch)
