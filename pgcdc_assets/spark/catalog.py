@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
@@ -57,12 +56,6 @@ class CatalogTable(NamedTuple):
     path: str
 
 
-@dataclass(frozen=True)
-class _Entry:
-    provider: str
-    location: str
-
-
 def entry_name(table: TableName, scd: int) -> str:
     """Return the name of a table in a catalog: `shop__order_items__scd1`.
 
@@ -87,9 +80,10 @@ def check_catalog(spark: SparkSession, policy: CatalogPolicy) -> None:
     try:
         spark.sql(f"SHOW SCHEMAS IN {identifier(policy.name)}").collect()
     except Exception as error:
-        # Spark takes the name of an unknown catalog for a schema.
-        is_missing = _condition_of(error).startswith((*_MISSING_SCHEMA, *_MISSING_CATALOG))
-        raise (_missing if is_missing else _unavailable)(policy, error) from error
+        if _condition_of(error).startswith(_MISSING_SCHEMA):
+            # Spark takes the name of an unknown catalog for a schema.
+            raise _missing(policy) from error
+        raise _unavailable(policy, error) from error
 
 
 def register_tables(
@@ -159,18 +153,21 @@ def _schema(policy: CatalogPolicy) -> str:
 def _list_names(spark: SparkSession, policy: CatalogPolicy) -> set[str]:
     """List the names of the entries; create the schema if it does not exist."""
     schema = _schema(policy)
-    for is_first in (True, False):
-        try:
-            rows = spark.sql(f"SHOW TABLES IN {schema}").collect()
-            return {row["tableName"].lower() for row in rows if not row["isTemporary"]}
-        except Exception as error:
-            if not (is_first and _condition_of(error).startswith(_MISSING_SCHEMA)):
-                raise _unavailable(policy, error) from error
-        try:
-            spark.sql(f"CREATE SCHEMA IF NOT EXISTS {schema}").collect()
-        except Exception as error:
+
+    def listed() -> set[str]:
+        rows = spark.sql(f"SHOW TABLES IN {schema}").collect()
+        return {row["tableName"].lower() for row in rows if not row["isTemporary"]}
+
+    try:
+        return listed()
+    except Exception as error:
+        if not _condition_of(error).startswith(_MISSING_SCHEMA):
             raise _unavailable(policy, error) from error
-    raise AssertionError
+    try:
+        spark.sql(f"CREATE SCHEMA IF NOT EXISTS {schema}").collect()
+        return listed()
+    except Exception as error:
+        raise _unavailable(policy, error) from error
 
 
 def _create_entry(spark: SparkSession, policy: CatalogPolicy, name: str, path: str) -> None:
@@ -201,12 +198,12 @@ def _check_entry(
     described = {
         key: value for row in rows for key, value in _DESCRIBED.findall(row["information"])
     }
-    entry = _Entry(described.get("Provider", "").lower(), described.get("Location", ""))
-    if entry.provider == "delta" and _is_same_place(entry.location, wanted.path):
+    provider, location = described.get("Provider", "").lower(), described.get("Location", "")
+    if provider == "delta" and _is_same_place(location, wanted.path):
         return
-    what = f"a table at {entry.location}" if entry.location else "something without a location"
-    if entry.location and entry.provider != "delta":
-        what = f"a table of {entry.provider or 'an unknown format'} at {entry.location}"
+    what = f"a table at {location}" if location else "something without a location"
+    if location and provider != "delta":
+        what = f"a table of {provider or 'an unknown format'} at {location}"
     raise ConfigurationError(
         reason=f"Table {wanted.table} (scd{wanted.scd}) at {wanted.path} is not registered: the "
         f"name {policy.name}.{policy.schema}.{name} is {what}. Drop or rename that entry if it is "
@@ -227,14 +224,14 @@ def _plain_path(path: str) -> str:
 def _unavailable(policy: CatalogPolicy, error: Exception) -> ConfigurationError:
     condition = _condition_of(error)
     if condition.startswith(_MISSING_CATALOG):
-        return _missing(policy, error)
+        return _missing(policy)
     return ConfigurationError(
         reason=f"Catalog {policy.name} cannot be used: Spark reported {condition} for schema "
         f"{policy.schema}. Check the catalog's service, its settings and the privileges"
     )
 
 
-def _missing(policy: CatalogPolicy, _: Exception) -> ConfigurationError:
+def _missing(policy: CatalogPolicy) -> ConfigurationError:
     return ConfigurationError(
         reason=f"The Spark session has no catalog {policy.name}: set "
         f"spark.sql.catalog.{policy.name} and the catalog's other settings {_WHERE}"

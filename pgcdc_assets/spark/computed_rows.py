@@ -7,8 +7,7 @@ from weakref import WeakKeyDictionary
 
 from pyspark import StorageLevel
 
-from pgcdc_assets.spark.jars import MASTER
-from pgcdc_assets.spark.settings import is_one_machine
+from pgcdc_assets.spark.jars import MASTER, is_one_machine
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

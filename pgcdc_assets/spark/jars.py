@@ -95,7 +95,7 @@ def with_known_jars(conf: Mapping[str, str]) -> dict[str, str]:
     executors need the jars too (a master that is not local).
     """
     packages = conf.get(PACKAGES, "")
-    if not packages or not conf.get(MASTER, "").startswith("local") or _is_of_user(conf):
+    if not packages or not is_one_machine(conf.get(MASTER, "")) or _is_of_user(conf):
         return dict(conf)
     jars = _read().get(_key(packages))
     if not jars or not all(_is_there(path, size) for path, size in jars.items()):
@@ -105,13 +105,18 @@ def with_known_jars(conf: Mapping[str, str]) -> dict[str, str]:
     return {**conf, **resolved, CLASS_PATH: os.pathsep.join(class_path)}
 
 
+def is_one_machine(master: str) -> bool:
+    """Return whether the driver of a master does the work itself."""
+    return master == "local" or master.startswith("local[")
+
+
 def with_resolved_jars(conf: Mapping[str, str]) -> dict[str, str]:
     """Return the settings of a driver in this process with all jars that executors need.
 
     PySpark replaces the resolved jars of its JVM by the setting `spark.jars`, so a cluster would
     get the jars of this setting only. The JVM is started here, and resolves the packages.
     """
-    if not conf.get(JARS) or not conf.get(PACKAGES) or conf.get(MASTER, "").startswith("local"):
+    if not conf.get(JARS) or not conf.get(PACKAGES) or is_one_machine(conf.get(MASTER, "")):
         return dict(conf)
     from pyspark import SparkConf, SparkContext
 

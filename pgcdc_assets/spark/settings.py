@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 
 from pgcdc_assets.spark.class_archive import with_archive
-from pgcdc_assets.spark.jars import MASTER, with_known_jars
+from pgcdc_assets.spark.jars import MASTER, is_one_machine, with_known_jars
 
 # Spark's setting of the session's own catalog: `hive`, or Spark's default.
 CATALOG, IN_MEMORY, HIVE = "spark.sql.catalogImplementation", "in-memory", "hive"
@@ -102,11 +102,6 @@ def embedded_conf(master: str | None = None) -> dict[str, str]:
         partitions = {"spark.sql.shuffle.partitions": str(max(4, 2 * cores))}
         return {**conf, **_ONE_MACHINE_CONF, **partitions}
     return conf
-
-
-def is_one_machine(master: str) -> bool:
-    """Return whether the driver of a master does the work itself."""
-    return master == "local" or master.startswith("local[")
 
 
 def server_conf(port: int, folder: str, master: str | None = None) -> dict[str, str]:
