@@ -94,6 +94,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "verify_small": Benchmark("verify_small", "9 tables of 1,000 rows", 3, uses_spark=True),
     "sync": Benchmark("sync", _STREAM, 7, uses_spark=True),
     "sync_small": Benchmark("sync_small", "10 changes of 25,000 orders", 7, uses_spark=True),
+    "demo_cold": Benchmark("demo_cold", "a shop of 10,000 orders", 4, uses_spark=True),
     "freshness": Benchmark(
         "freshness", "1,000 changes a second for 5 minutes, 100,000 orders", 16, uses_spark=True
     ),

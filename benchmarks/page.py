@@ -88,6 +88,7 @@ _SUMMARY: Sequence[tuple[str, str, str]] = (
         "`pgcdc sync` of ten changes with a Spark server",
         "without a server",
     ),
+    ("demo_cold", "`make demo` from an installed clone", "limit"),
     ("disk_to_live_bytes_at_most", "disk of small tables, to their live bytes", "limit"),
 )
 

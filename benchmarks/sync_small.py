@@ -70,6 +70,8 @@ def run() -> Iterator[Result]:
                     if number > 0:
                         for part, taken in seconds.items():
                             parts[part, kind].append(taken)
+    yield Result.against_limit("sync_small_server", parts["whole", "server"], 4, "s")
+    yield Result.against_limit("sync_small_embedded", parts["whole", "embedded"], 12, "s")
     yield Result.of(
         "sync_small_server_vs_embedded", parts["whole", "server"], parts["whole", "embedded"], "s"
     )
