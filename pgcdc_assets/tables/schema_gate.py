@@ -17,7 +17,7 @@ from functools import cache
 
 import pyarrow as pa
 
-from pgcdc_assets.errors import SchemaChangeError
+from pgcdc_assets.errors import RecordedSchemaChange, SchemaChangeError
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.policies import ASK, FOLLOW, SCHEMA_POLICIES, STOP
 from pgcdc_assets.raw.relations import RelationVersion
@@ -252,14 +252,13 @@ def _start_in(epoch: int, snapshot: Snapshot | None) -> Lsn:
 
 def schema_change_error(
     table: TableName, event: SchemaEvent, *, has_kept_rows: bool = False
-) -> SchemaChangeError:
+) -> RecordedSchemaChange:
     """Return the error that names an event and its remedy."""
     kept = f". {KEPT_ROWS.rstrip('.')}" if has_kept_rows else ""
-    return SchemaChangeError(
+    return RecordedSchemaChange(
         relation=str(table),
         column=", ".join(event.columns) or ALL_COLUMNS,
         reason=f"{event.detail.rstrip('.')} ({event.change.value} at {event.lsn}){kept}",
-        is_recorded=True,
     )
 
 

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from pgcdc_assets.errors import PgcdcError, SchemaChangeError, TransientError
+from pgcdc_assets.errors import (
+    PgcdcError,
+    RecordedSchemaChange,
+    SchemaChangeError,
+    TransientError,
+)
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge import MergeFailure, MergeReport
 from pgcdc_assets.orchestration.assets.idle_tables import IdleTables
@@ -192,7 +197,8 @@ class _Rounds:
         """Keep a failure for the end of the run, or for a retry with a recorded schema event."""
         table = next(table for table, _ in self._selected if table.name == failure.name)
         error = failure.error
-        is_unforeseen = isinstance(error, SchemaChangeError) and "is_recorded" not in error.facts
+        is_unforeseen = isinstance(error, SchemaChangeError)
+        is_unforeseen &= not isinstance(error, RecordedSchemaChange)
         if is_unforeseen and table.schema_policy == FOLLOW:
             unforeseen[failure.name] = failure
             return
