@@ -16,6 +16,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pgcdc_assets import failpoints
@@ -209,7 +210,6 @@ class _Events:
         self._look = None if look is None or look.is_unchanged else look
         self._last = look
         self._recorded = [e for e in watch.zone.schema_events.read() if e.epoch == watch.epoch]
-        self._versions: list[RelationVersion] | None = None
         self._declared = self._find_declared()
 
     def find(self, announced: Iterable[Announcement]) -> list[SchemaEvent]:
@@ -252,21 +252,27 @@ class _Events:
         return seen
 
     def _find_declared(self) -> dict[int, TableName]:
-        """Return the declared table of each OID that one of the two looks has.
+        """Return the declared table of each OID that one of the two looks has, or an earlier look.
 
         A table keeps the name under which it was first seen, until another table has this name or
-        a table of its new name is declared.
+        a table of its new name is declared. A dropped table keeps the name of its last event,
+        because its changes may still be in the backlog.
         """
         current = {oid: seen.definition.relation.name for oid, seen in self._base.tables.items()}
-        if self._look is not None:
-            current |= {oid: table.relation.name for oid, table in self._look.tables.items()}
         first = {oid: seen.table for oid, seen in self._base.tables.items()}
-        if self._look is not None and self._look.tables.keys() - first.keys():
-            for version in reversed(self._known_versions()):
+        now = {} if self._look is None else self._look.tables
+        current |= {oid: table.relation.name for oid, table in now.items()}
+        if now.keys() - first.keys():
+            for version in reversed(self._known_versions):
                 if version.relation.relation_id not in self._base.tables:
                     first[version.relation.relation_id] = version.relation.name
         taken = {name: oid for oid, name in current.items() if self._is_there(oid)}
-        declared = {}
+        declared = {
+            event.relation_id: event.table
+            for event in sorted(self._recorded, key=lambda event: event.position)
+            # The event of a name that another table had has this name, for any OID.
+            if event.change is not SchemaChange.TABLE_RECREATED
+        }
         for oid, name in current.items():
             known = first.get(oid, name)
             is_taken = taken.get(known, oid) != oid
@@ -284,9 +290,7 @@ class _Events:
             return
         before = self._base.tables.get(oid)
         now = self._look.tables.get(oid) if self._look is not None else None
-        table = self._declared.get(oid)
-        if table is None:
-            table = relation.name if one.before is None else one.before.name
+        table = self._declared.get(oid, (one.before or relation).name)
         # The look before may have seen the version already, and recorded its changes.
         was_seen = before is not None and before.definition.relation.describes(relation)
         recorded = [e for e in self._recorded if e.relation_id == oid] if was_seen else []
@@ -347,7 +351,7 @@ class _Events:
         name, oid = relation.name, relation.relation_id
         others = {o: seen for o, seen in self._base.tables.items() if o != oid}
         had_name = any(seen.definition.relation.name == name for seen in others.values())
-        owner = newest_ids_of(self._known_versions(), [name]).get(name)
+        owner = newest_ids_of(self._known_versions, [name]).get(name)
         if owner is None:
             owner = next((o for o, seen in others.items() if seen.table == name), None)
         if not had_name and owner in (None, oid):
@@ -364,11 +368,10 @@ class _Events:
         change = SchemaChangeFound(SchemaChange.TABLE_RECREATED, (), detail, True)
         yield self._event(lsn, name, oid, change, found_by)
 
+    @cached_property
     def _known_versions(self) -> list[RelationVersion]:
-        """Return the stored relation versions, without those of the window."""
-        if self._versions is None:
-            self._versions = self._watch.zone.relations.versions(self._watch.epoch)
-        return self._versions
+        """The stored relation versions, without those of the window."""
+        return self._watch.zone.relations.versions(self._watch.epoch)
 
     def _event(
         self, lsn: Lsn, table: TableName, oid: int, change: SchemaChangeFound, found_by: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pgcdc_assets.capture.snapshot import snapshot_tables
-from pgcdc_assets.raw.schema_events import SchemaChange, SchemaEvent, open_events
+from pgcdc_assets.raw.schema_events import STREAM, SchemaChange, SchemaEvent, open_events
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.capture.test_schema_watch import poll
 from pgcdc_assets_tests.support.captures import Capturing
@@ -105,3 +105,32 @@ def test_each_exchange_of_names_is_an_event(
             [_T, TableName("public", "o")],
         )
         assert not _is_open(capturing)
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["dropped", "unpublished and dropped"])
+def test_a_backlog_of_a_renamed_table_has_its_events_after_a_poll_found_the_table_dropped(
+    capturing: Capturing, leaves: bool
+) -> None:
+    """A history folds the rows before the first event, and shows no gap without an event."""
+    _begin(capturing)
+    database, oid = capturing.database, _oid(capturing)
+    database.execute("alter table t rename to moved")
+    database.execute("alter table moved add a text; insert into moved values (1, 'a')")
+    poll(capturing, _T)
+    capturing.capture()
+    database.execute("alter table moved add b text default md5(random()::text)")
+    database.execute("insert into moved values (2, 'a', 'b')")
+    database.execute("alter table moved drop a; insert into moved values (3, 'b')")
+    if leaves:
+        database.execute("alter publication pub drop table moved")
+        poll(capturing, _T)
+    database.execute("drop table moved")
+    poll(capturing, _T)
+    capturing.capture()
+    found = {
+        (event.change, event.columns, event.table)
+        for event in capturing.zone.schema_events.read()
+        if event.relation_id == oid and event.found_by == STREAM
+    }
+    added, dropped = SchemaChange.COLUMN_ADDED, SchemaChange.COLUMN_DROPPED
+    assert found >= {(added, ("b",), _T), (dropped, ("a",), _T)}
