@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from pgcdc_assets.errors import SnapshotNeeded, WatermarkGap
+from pgcdc_assets.errors import PgcdcError, SnapshotNeeded, WatermarkGap
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.policies import StepLimit
 from pgcdc_assets.raw.sizes import RowGroup
@@ -61,6 +61,8 @@ class Plan:
         change_bytes: approximate size of these changes as text.
         first_change: the changes of the range begin at this LSN or later.
         is_last: no step follows.
+        left_out: a sentence about changes before the snapshot that cannot be folded; empty without
+            such changes.
     """
 
     target: CdcTable
@@ -74,6 +76,19 @@ class Plan:
     first_change: Lsn
     is_last: bool = True
     partial: Snapshot | None = None
+    left_out: str = ""
+
+    def after_left_out(self, start: Lsn, reason: PgcdcError) -> Plan:
+        """Return the plan of a history that continues with the snapshot for the reason.
+
+        Args:
+            start: of the changes before the snapshot that cannot be folded.
+        """
+        sentence = (
+            f"The changes from {start} to {self.start} could not be merged. The snapshot at "
+            f"{self.start} has their results, but the table has no versions of them: {reason}"
+        )
+        return replace(self, left_out=sentence)
 
 
 def plan_merge(

@@ -30,6 +30,8 @@ class MergeReport:
         has_committed: the merge may have written to the table; false for a table without changes
             whose watermark was not recorded.
         is_remade: the folder held data files and no log, and the table was built again from raw.
+        left_out: a sentence about the changes that could not be folded, and that the next snapshot
+            replaced; empty without such changes.
         waits_for: the schema changes for whose snapshot the table waits at its watermark; empty if
             the table does not wait.
     """
@@ -52,6 +54,7 @@ class MergeReport:
     row_count: int | None = None
     seconds: float = 0.0
     is_remade: bool = False
+    left_out: str = ""
     waits_for: str = ""
     source_name: TableName | None = None
     names: frozenset[TableName] = frozenset()
@@ -78,6 +81,7 @@ class MergeReport:
             snapshot_lsn=later.snapshot_lsn or self.snapshot_lsn,
             seconds=self.seconds + later.seconds,
             is_remade=self.is_remade,
+            left_out=" ".join(filter(None, [self.left_out, later.left_out])),
             source_name=later.source_name or self.source_name,
             names=self.names | later.names,
             has_committed=self.has_committed or later.has_committed,

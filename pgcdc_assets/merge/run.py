@@ -147,7 +147,10 @@ class _Merge:
         following = self._plan_after_next_snapshot(task)
         if following is None:
             return outcome
-        return self._merge(spark, following) if isinstance(following, MergeTask) else following
+        if isinstance(following, MergeFailure):
+            return following
+        plan = following.plan.after_left_out(task.plan.start, outcome.error)
+        return self._merge(spark, replace(following, plan=plan))
 
     def _merge(self, spark: SparkSession, task: MergeTask) -> MergeReport | MergeFailure:
         return _guarded(task, lambda step: merge_table(spark, self.zone, step), spark)

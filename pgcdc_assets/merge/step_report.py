@@ -21,6 +21,7 @@ def begin_report(task: MergeTask) -> MergeReport:
         changes_read=stats.change_count if stats is not None else 0,
         snapshot_lsn=plan.snapshot.snapshot_lsn if plan.snapshot is not None else None,
         is_remade=task.is_remade,
+        left_out=plan.left_out,
         waits_for=task.waits_for,
         source_name=_source_name(task),
         names=frozenset(stats.names) if stats is not None else frozenset(),

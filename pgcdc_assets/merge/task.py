@@ -279,10 +279,11 @@ def _plan(
 
     try:
         return plan(skips_to_snapshot)
-    except WatermarkGap:
+    except WatermarkGap as gap:
         if not in_order or skips_to_snapshot:
             raise
-        return plan(True)
+        found = plan(True)
+        return found if watermark is None else found.after_left_out(watermark.lsn, gap)
 
 
 def _describe(

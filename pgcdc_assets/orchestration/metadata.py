@@ -30,7 +30,7 @@ _SQL_NAMES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "
 
 THROUGH_METADATA = "through_window"
 
-REMADE = "the folder had data files but no Delta log, so the table was rebuilt from the raw zone"
+_REMADE = "the folder had data files but no Delta log, so the table was rebuilt from the raw zone"
 
 _OPERATIONS = {
     "I": "inserts",
@@ -186,10 +186,17 @@ def _merge_figures(report: MergeReport) -> dict[str, Any]:
     if report.columns_filled:
         figures["columns_filled"] = ", ".join(report.columns_filled)
     if report.is_remade:
-        figures["made_again"] = REMADE
+        figures["made_again"] = _REMADE
+    if report.left_out:
+        figures["left_out"] = report.left_out
     if report.snapshot_lsn is not None:
         figures["snapshot_lsn"] = str(report.snapshot_lsn)
     return figures
+
+
+def merge_warnings(report: MergeReport) -> list[str]:
+    """Return the warnings of a merge for the run's log."""
+    return [*([_REMADE] if report.is_remade else []), *filter(None, [report.left_out])]
 
 
 def changes_table(counts: Mapping[str, Mapping[str, int]]) -> dg.TableMetadataValue:

@@ -140,6 +140,32 @@ def test_a_change_of_columns_that_cannot_be_replayed_is_refused(
     assert _watermark(zone) == landing.windows[0].end
 
 
+def test_a_history_reports_the_changes_that_a_snapshot_replaces(
+    spark: SparkSession, zone: RawZone
+) -> None:
+    history = replace(ITEMS, scd=(2,))
+    after = relation(column("id"), column("w", "text"))
+    # The catalog was read too late to tell whether v was renamed or dropped.
+    unknown = replace(after, columns=tuple(replace(c, attnum=None) for c in after.columns))
+    landing = Landing(zone, [relation(column("id"), column("v", "text")), unknown, after])
+    landing.begin([("1", "a")])
+    first = landing.land([insert("2", "b")])
+    assert _merge(spark, zone, first, history).left_out == ""
+    landing.land([insert("3", "c", version=2), update("3", "d", version=2)])
+    landing.copy([("1", "x"), ("2", "x"), ("3", "d")], version=3)
+    report = _merge(spark, zone, landing.land([insert("4", "e", version=3)]), history)
+    assert f"The changes from {first.end} to {report.snapshot_lsn}" in report.left_out
+    assert "whether it was renamed or dropped" in report.left_out
+    assert _rows(spark, report, "id", "w", "_op") == [
+        (1, "a", "S"),
+        (1, "x", "S"),
+        (2, "b", "I"),
+        (2, "x", "S"),
+        (3, "d", "S"),
+        (4, "e", "I"),
+    ]
+
+
 def test_a_recreated_table_needs_a_snapshot(spark: SparkSession, zone: RawZone) -> None:
     made = relation(column("id"), column("v", "text"))
     landing = Landing(zone, [made, replace(made, relation_id=2000)])

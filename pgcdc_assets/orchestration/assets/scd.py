@@ -14,12 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from pgcdc_assets.errors import (
-    PgcdcError,
-    RecordedSchemaChange,
-    SchemaChangeError,
-    TransientError,
-)
+from pgcdc_assets.errors import PgcdcError, RecordedSchemaChange, SchemaChangeError, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge import MergeFailure, MergeReport
 from pgcdc_assets.orchestration.assets.idle_tables import IdleTables
@@ -27,7 +22,7 @@ from pgcdc_assets.orchestration.assets.registration import Registration
 from pgcdc_assets.orchestration.checks.invariants import INVARIANTS, MergeChecks, invariant_spec
 from pgcdc_assets.orchestration.checks.raw import evaluation_of
 from pgcdc_assets.orchestration.data_versions import data_version, version_tags
-from pgcdc_assets.orchestration.metadata import REMADE, MergeMetadata, table_metadata
+from pgcdc_assets.orchestration.metadata import MergeMetadata, merge_warnings, table_metadata
 from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.partitions import find_shown_windows, read_summaries
 from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
@@ -236,8 +231,8 @@ class _Rounds:
         """Yield the materialisation of a table, or an observation if the table waits."""
         key = self.specs[place].key
         name = f"{place[0].qualified_name} (scd{report.scd})"
-        if report.is_remade:
-            self.context.log.warning(f"{name}: {REMADE}")
+        for warning in merge_warnings(report):
+            self.context.log.warning(f"{name}: {warning}")
         shown = windows
         if report.waits_for:
             mark = report.watermark_after or Lsn(0)
