@@ -3,6 +3,7 @@
 pytest_plugins = [
     "pgcdc_assets_tests.support.signals",
     "pgcdc_assets_tests.support.seed",
+    "pgcdc_assets_tests.support.sampling",
     "pgcdc_assets_tests.support.servers",
     "pgcdc_assets_tests.support.database",
     "pgcdc_assets_tests.support.standby",

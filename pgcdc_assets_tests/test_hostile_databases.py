@@ -65,6 +65,7 @@ def odd(database: Database) -> Iterator[_OddDatabase]:
         database.execute(sql.SQL("drop role {}").format(role))
 
 
+@pytest.mark.sampled
 @pytest.mark.timeout(900)
 def test_every_command_accepts_an_odd_database_and_role(
     odd: _OddDatabase,

@@ -124,6 +124,7 @@ def declare(database: Database, defs: Path, tables: list[TableName]) -> None:
     file.write_text(yaml.safe_dump(written))
 
 
+@pytest.mark.sampled
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("tables", [FEW, pytest.param(ALL, marks=pytest.mark.soak)], ids=len)
 def test_every_command_accepts_a_legal_name(

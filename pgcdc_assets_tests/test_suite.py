@@ -21,7 +21,8 @@ NOT_INSTALLED = "9"
 def run_pytest(folder: Path, code: str, *options: str, ci: str = "") -> tuple[int, str]:
     """Run pytest on a file with only the fixtures of seeds and servers."""
     (folder / "test_file.py").write_text(f"import pytest\n\n{code}")
-    fixtures = ["-p", "pgcdc_assets_tests.support.seed", "-p", "pgcdc_assets_tests.support.servers"]
+    plugins = ("seed", "sampling", "servers")
+    fixtures = [each for name in plugins for each in ("-p", f"pgcdc_assets_tests.support.{name}")]
     alone = ["-c", "/dev/null", "--rootdir", str(folder), "-ra"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *alone, *fixtures, *options, str(folder / "test_file.py")],
@@ -67,6 +68,31 @@ def test_the_report_of_a_failed_random_test_names_its_seed(tmp_path: Path) -> No
     status, said = run_pytest(tmp_path, code, "--seed", "4711", "-q")
     assert status == pytest.ExitCode.TESTS_FAILED
     assert "run it again: --seed 4711" in said
+
+
+def test_a_short_run_has_a_quarter_of_the_longest_tests_and_four_runs_have_all(
+    tmp_path: Path,
+) -> None:
+    code = """
+@pytest.mark.parametrize("case", range(8))
+@pytest.mark.sampled
+def test_long(case: int) -> None: ...
+
+@pytest.mark.soak
+@pytest.mark.sampled
+def test_longer() -> None: ...
+
+def test_short() -> None: ...
+"""
+    every = {f"test_long[{case}]" for case in range(8)}
+    ran: list[set[str]] = []
+    for options in (*(["-m", "not soak", f"--seed={seed}"] for seed in range(4)), []):
+        status, said = run_pytest(tmp_path, code, "-v", *options)
+        assert status == 0, said
+        ran.append(set(re.findall(r"::(\S+) PASSED", said)))
+    *quarters, complete = ran
+    assert [len(each & every) for each in quarters] == [2, 2, 2, 2]
+    assert set.union(*quarters) == every | {"test_short"} == complete - {"test_longer"}
 
 
 def test_each_run_has_another_seed(tmp_path: Path) -> None:

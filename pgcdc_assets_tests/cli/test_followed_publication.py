@@ -59,6 +59,7 @@ def loaded() -> LoadedCapture:
     return capture
 
 
+@pytest.mark.sampled
 @pytest.mark.timeout(600)
 def test_sync_follows_a_publication_for_all_tables(
     sync: Callable[..., int],

@@ -151,6 +151,7 @@ CAPTURE = (
 MERGE = ("after_columns_added", "after_merge_step")
 
 
+@pytest.mark.sampled
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("failpoints", "ddl"),
@@ -197,6 +198,7 @@ def await_stop(process: subprocess.Popen[str]) -> None:
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("is_killed", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_a_second_run_waits_for_the_first_one(

@@ -52,6 +52,7 @@ def module(
     return write_location(database, tmp_path, monkeypatch, code)
 
 
+@pytest.mark.sampled
 def test_a_difference_is_named_and_a_rebuild_corrects_it_without_the_source(
     module: str,
     database: Database,
@@ -113,6 +114,7 @@ def test_a_difference_is_named_and_a_rebuild_corrects_it_without_the_source(
 SECRET = "row 44"
 
 
+@pytest.mark.sampled
 def test_a_condition_heals_its_rows_and_stays_in_the_process(
     module: str,
     database: Database,

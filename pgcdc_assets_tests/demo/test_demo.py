@@ -114,6 +114,7 @@ def test_the_demo_continues_with_its_tables_and_finds_a_planted_difference(
     assert "shop.customers" in second.stderr
 
 
+@pytest.mark.sampled
 @pytest.mark.timeout(600)
 def test_dev_serves_the_ui_with_running_sensors_and_ends_at_one_sigint(
     clone: Path,

@@ -57,6 +57,7 @@ def _metadata_commits(pipeline: Pipeline, scd: int) -> int:
                for entry in history)  # fmt: skip
 
 
+@pytest.mark.sampled
 def test_comments_follow_the_source_without_rows_and_versions(pipeline: Pipeline) -> None:
     database = pipeline.database
     pipeline.start(

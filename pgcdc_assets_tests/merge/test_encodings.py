@@ -55,6 +55,7 @@ def test_a_latin1_database_is_merged_by_snapshot_and_by_stream(
     assert verify(pipeline).is_equal
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("encoding", "stored"), [("WIN1252", "e981"), ("EUC_JP", "b4c1a9a1")])
 def test_a_text_without_a_form_in_utf8_is_hex_in_each_table(
     database: Database, spark: SparkSession, zone: RawZone, encoding: str, stored: str

@@ -134,6 +134,7 @@ _PAST = (
 )
 
 
+@pytest.mark.sampled
 def test_each_kind_of_table_follows_column_changes_in_a_backlog(pipeline: Pipeline) -> None:
     _start(pipeline)
     database = pipeline.database
@@ -215,6 +216,7 @@ def kills(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     yield names
 
 
+@pytest.mark.sampled
 def test_a_merge_that_is_killed_between_its_commits_is_continued(
     pipeline: Pipeline, kills: list[str]
 ) -> None:

@@ -38,6 +38,7 @@ def _rows(pipeline: Pipeline, table: str, scd: int, columns: str) -> list[tuple[
     return sorted(tuple(row) for row in found.select(*columns.split(", ")).collect())
 
 
+@pytest.mark.sampled
 def test_rows_of_parent_and_child_stay_in_their_tables(
     pipeline: Pipeline, spark: SparkSession
 ) -> None:

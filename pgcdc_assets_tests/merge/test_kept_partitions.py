@@ -50,6 +50,7 @@ def _compare(pipeline: Pipeline, table: CdcTable) -> Comparison:
         )
 
 
+@pytest.mark.sampled
 def test_rows_of_detached_partitions_stay_until_a_person_takes_a_snapshot(
     pipeline: Pipeline,
 ) -> None:

@@ -55,6 +55,7 @@ update g set a = 7 where id = 1; insert into g (id, a) values (3, 3)
 """
 
 
+@pytest.mark.sampled
 def test_keys_definitions_and_generated_columns_follow_the_source(pipeline: Pipeline) -> None:
     """C8, F10, F11, F12: SCD1 and SCD2 have the rows by snapshot and by stream."""
     pipeline.tables = ("k", "d", "g")

@@ -79,6 +79,7 @@ def _forget_fence(path: str) -> None:
         entry.with_suffix(".crc").unlink(missing_ok=True)
 
 
+@pytest.mark.sampled
 @each_kind
 def test_a_merge_that_is_overtaken_before_its_write_writes_nothing(
     spark: SparkSession, zone: RawZone, race: Race
@@ -127,6 +128,7 @@ def test_one_of_two_merges_creates_the_table(spark: SparkSession, zone: RawZone)
     assert BAG.contents(spark, report.path) == BAG.outcome
 
 
+@pytest.mark.sampled
 def test_a_snapshot_that_another_merge_applied_is_not_applied_again(
     spark: SparkSession, zone: RawZone
 ) -> None:
@@ -248,6 +250,7 @@ def test_a_log_with_merges_in_odd_versions_gets_checkpoints(
     assert read_watermark(zone.lake, "test", "shop", "items", 1) == (1, landing.windows[-1].end)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "offset", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in (1, 2, 3))]
 )

@@ -27,6 +27,7 @@ GOOD, BAD = CdcTable("public", "good"), CdcTable("public", "bad", (1, 2))
 REFUSED = {"twice": '"V" and column "v"', "ours": '"_LSN" and column "_lsn"'}
 
 
+@pytest.mark.sampled
 def test_a_table_waits_before_a_parked_row_and_continues_with_a_snapshot(
     database: Database,
     zone: RawZone,

@@ -58,6 +58,7 @@ def damage_snapshot(pipeline: Pipeline, table: str) -> None:
     )
 
 
+@pytest.mark.sampled
 def test_the_matching_rows_are_those_of_the_source_and_a_rebuild_agrees(
     pipeline: Pipeline, spark: SparkSession
 ) -> None:
@@ -111,6 +112,7 @@ def test_the_matching_rows_are_those_of_the_source_and_a_rebuild_agrees(
         assert rows(pipeline, target, scd) == before
 
 
+@pytest.mark.sampled
 def test_a_change_whose_commit_record_begins_at_the_snapshot_comes_after_it(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +152,7 @@ def test_a_change_whose_commit_record_begins_at_the_snapshot_comes_after_it(
     pipeline.assert_equal("t")
 
 
+@pytest.mark.sampled
 def test_a_later_complete_snapshot_and_retention_end_a_partial_one(pipeline: Pipeline) -> None:
     pipeline.start(f"create table t ({COLUMNS})", f"insert into t {VALUES}")
     merge(pipeline, T)
@@ -166,6 +169,7 @@ def test_a_later_complete_snapshot_and_retention_end_a_partial_one(pipeline: Pip
     assert remove_partial_snapshots(pipeline.zone) == 0
 
 
+@pytest.mark.sampled
 def test_a_merge_that_passed_the_snapshot_unseen_is_noticed(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +194,7 @@ def test_a_merge_that_passed_the_snapshot_unseen_is_noticed(
     pipeline.assert_equal("t")
 
 
+@pytest.mark.sampled
 def test_partial_snapshots_before_a_lost_key_and_after_its_return_are_applied(
     pipeline: Pipeline, spark: SparkSession
 ) -> None:
@@ -224,6 +229,7 @@ def test_partial_snapshots_before_a_lost_key_and_after_its_return_are_applied(
     assert current == dict(database.query("select id, v from t"))
 
 
+@pytest.mark.sampled
 def test_a_table_that_was_created_again_waits_for_a_complete_snapshot(pipeline: Pipeline) -> None:
     pipeline.start(f"create table t ({COLUMNS})", f"insert into t {VALUES}")
     merge(pipeline, T)

@@ -58,6 +58,7 @@ def _rows(pipeline: Pipeline, table: str, scd: int, where: str = "true") -> list
     return sorted((tuple(row) for row in frame.select(*_COLUMNS).collect()), key=repr)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("is_root", "names"),
     [

@@ -22,6 +22,7 @@ from pgcdc_assets_tests.support.merge.random_history import (
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
+@pytest.mark.sampled
 @cuts("some")
 @cases("default-plain-large", "full-plain-small", "full-truncate-small")
 def test_the_table_equals_postgres_for_any_cut_into_windows_and_runs(

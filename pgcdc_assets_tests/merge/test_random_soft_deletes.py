@@ -35,6 +35,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 _SOFT = CdcTable("shop", "items", soft_deletes=True)
 
 
+@pytest.mark.sampled
 @cuts("some")
 @cases("default-plain-large")
 def test_each_key_has_its_newest_state_for_any_cut(

@@ -29,6 +29,7 @@ from pgcdc_assets_tests.support.merge.random_history import (
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
+@pytest.mark.sampled
 @cuts("some")
 @cases("default-plain-large", "full-truncate-small")
 @pytest.mark.parametrize(
@@ -120,6 +121,7 @@ def test_an_update_of_an_untracked_column_opens_no_version_and_is_kept(
     ]
 
 
+@pytest.mark.sampled
 def test_a_new_snapshot_adds_only_its_differences(
     spark: SparkSession, zone: RawZone, rng: random.Random
 ) -> None:

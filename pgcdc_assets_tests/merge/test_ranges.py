@@ -54,6 +54,7 @@ def landing(zone: RawZone, monkeypatch: pytest.MonkeyPatch) -> Landing:
     return landing
 
 
+@pytest.mark.sampled
 def test_rows_outside_the_range_keep_their_files(spark: SparkSession, landing: Landing) -> None:
     """The rows in the range have the expected versions and the counts of a MERGE."""
     merge(spark, landing, _TARGET)
@@ -84,6 +85,7 @@ def test_rows_outside_the_range_keep_their_files(spark: SparkSession, landing: L
     assert merge(spark, landing, _TARGET).changes_read == 0
 
 
+@pytest.mark.sampled
 def test_a_column_that_the_owner_added_keeps_its_values(
     spark: SparkSession, landing: Landing
 ) -> None:
@@ -94,6 +96,7 @@ def test_a_column_that_the_owner_added_keeps_its_values(
     assert spark.read.format("delta").load(path).where("extra = 'mine'").count() == _ROWS
 
 
+@pytest.mark.sampled
 def test_change_data_has_no_unchanged_row(spark: SparkSession, landing: Landing) -> None:
     path = merge(spark, landing, _TARGET).path
     record_change_data(spark, path)
@@ -157,6 +160,7 @@ def test_a_column_added_by_the_changes_is_null_in_unchanged_rows(
     ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "per_change",
     [
@@ -193,6 +197,7 @@ def test_an_overtaken_merge_writes_nothing(
     assert [(r.doc, r._is_current) for r in versions] == [("a", False), ("b", False), ("c", True)]
 
 
+@pytest.mark.sampled
 def test_a_merge_that_is_overtaken_at_its_commit_ends(
     spark: SparkSession, landing: Landing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

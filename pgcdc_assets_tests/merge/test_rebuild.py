@@ -137,6 +137,7 @@ def test_a_history_that_began_ahead_of_the_capture_is_rebuilt_with_equal_times(
     assert history(pipeline) == live
 
 
+@pytest.mark.sampled
 def test_a_history_is_rebuilt_exactly_with_the_source_switched_off(own_pipeline: Pipeline) -> None:
     """H4, for SCD2."""
     pipeline = own_pipeline

@@ -64,6 +64,7 @@ def begin(pipeline: Pipeline, tables: list[str], *statements: str) -> None:
     pipeline.capture()
 
 
+@pytest.mark.sampled
 def test_changes_under_other_names_are_merged_into_the_declared_table(pipeline: Pipeline) -> None:
     """One backlog has renames, a move and rows of each name. Then the old name returns.
 
@@ -136,6 +137,7 @@ def test_changes_under_other_names_are_merged_into_the_declared_table(pipeline: 
     assert known == [row[:5] for row in history]
 
 
+@pytest.mark.sampled
 def test_exchanged_names_stop_both_tables_until_a_new_snapshot(pipeline: Pipeline) -> None:
     """No row is merged into the wrong table, before or after the exchange of names."""
     targets = [CdcTable("public", "a", scd=(1, 2)), CdcTable("public", "b")]

@@ -138,6 +138,7 @@ def test_a_history_is_not_rebuilt_only_from_a_later_epoch(pipeline: Pipeline) ->
     assert pipeline.spark.read.format("delta").load(path).count() == 4
 
 
+@pytest.mark.sampled
 def test_a_history_that_was_moved_away_begins_with_a_later_snapshot(
     pipeline: Pipeline,
 ) -> None:

@@ -65,6 +65,7 @@ _LATER = "i = 5000000000, n = 12345678901.5, f = 1e300, a = '{5000000000}'"
 _COLUMNS = ("i", "n", "f", "t", "b", "ts", "a", "_rescued")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "target",
     [

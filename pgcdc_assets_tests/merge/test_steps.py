@@ -86,6 +86,7 @@ def _steps(path: str, app_id: str) -> list[int]:
     return marks
 
 
+@pytest.mark.sampled
 def test_a_backlog_of_fifty_windows_is_merged_in_commits_within_the_limit(
     spark: SparkSession, far_behind: Landing
 ) -> None:
@@ -199,6 +200,7 @@ def test_rows_of_a_megabyte_are_merged_in_several_partitions(pipeline: Pipeline)
     assert stored.where("length(v) = 1048576").count() == 200
 
 
+@pytest.mark.sampled
 def test_the_bytes_of_a_snapshot_determine_the_size_of_its_merge(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,6 +152,7 @@ def test_a_landing_that_began_before_a_removal_of_windows_is_committed(zone: Raw
     assert starts(zone) == [1020, 1030, 1040]
 
 
+@pytest.mark.sampled
 def test_concurrent_retention_compaction_and_landing_lose_and_duplicate_nothing(
     zone: RawZone,
 ) -> None:

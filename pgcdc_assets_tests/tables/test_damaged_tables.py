@@ -138,6 +138,7 @@ def test_a_table_without_a_log_is_rebuilt_and_reported(
     assert not merge(spark, landing, _OTHER).is_remade
 
 
+@pytest.mark.sampled
 def test_a_history_without_a_log_is_not_rebuilt_after_retention(
     spark: SparkSession, landing: Landing
 ) -> None:

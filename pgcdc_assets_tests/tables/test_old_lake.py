@@ -139,6 +139,7 @@ def test_merges_into_an_old_lake_continue_from_its_watermarks(
             assert check_all(spark, landing.zone, table, scd).is_sound, (table, scd)
 
 
+@pytest.mark.sampled
 def test_the_tables_of_an_old_lake_are_rebuilt_from_its_raw_zone(
     spark: SparkSession, landing: Landing
 ) -> None:

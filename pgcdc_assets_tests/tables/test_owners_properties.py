@@ -61,6 +61,7 @@ def _copied_again(zone: RawZone) -> Landing:
     return landing
 
 
+@pytest.mark.sampled
 def test_a_new_snapshot_keeps_the_settings_of_the_owner(spark: SparkSession, zone: RawZone) -> None:
     """A dropped source column is removed. A column of the owner is kept, without values."""
     landing = _copied_again(zone)
@@ -80,6 +81,7 @@ def test_a_new_snapshot_keeps_the_settings_of_the_owner(spark: SparkSession, zon
     assert sorted(map(tuple, rows)) == [(1, "A", None), (3, "c", None), (4, "d", None)]
 
 
+@pytest.mark.sampled
 def test_a_rebuild_keeps_the_settings_of_the_owner(spark: SparkSession, zone: RawZone) -> None:
     landing = _copied_again(zone)
     path = merge(spark, landing, _ITEMS).path
@@ -130,6 +132,7 @@ def test_a_table_with_column_mapping_accepts_a_new_snapshot(
     assert "two words" not in spark.read.format("delta").load(path).columns
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("scd", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_a_column_renamed_only_in_case_is_merged_after_a_new_snapshot(
     spark: SparkSession, zone: RawZone, scd: int

@@ -335,6 +335,7 @@ def test_files_of_an_object_store_are_deleted(
     assert json.loads(ledger(path).read_text())["files"] == []
 
 
+@pytest.mark.sampled
 @pytest.mark.spark
 def test_maintenance_keeps_the_ledger_and_cleans_the_log(
     lake: Lake, path: Path, spark: SparkSession

@@ -73,6 +73,7 @@ def test_the_sides_are_equal_after_the_snapshot_after_changes_and_before_a_merge
     assert not staging.exists() or not list(staging.iterdir())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("is_merged", "is_small"),
     [pytest.param(True, True, marks=SOAK), pytest.param(False, True, marks=SOAK), (False, False)],
@@ -363,6 +364,7 @@ def test_the_limit_of_a_statement_does_not_apply_to_the_reading_of_a_table(
     assert found.is_equal
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("is_small", [pytest.param(True, marks=SOAK), False])
 def test_columns_that_the_source_has_dropped_are_not_compared(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, is_small: bool

@@ -280,6 +280,7 @@ def test_a_lost_version_leaves_an_unexplained_end(shared_full: Merged) -> None:
     assert broken(shared_full.check_all(2, HISTORY)) == {Rule.UNEXPLAINED_ENDS: 1}
 
 
+@pytest.mark.sampled
 def test_a_truncate_and_a_snapshot_end_any_number_of_versions(
     full_tables: Merged, tmp_path: Path
 ) -> None:
@@ -292,6 +293,7 @@ def test_a_truncate_and_a_snapshot_end_any_number_of_versions(
     assert not broken(tables.check_all(2, HISTORY))
 
 
+@pytest.mark.sampled
 def test_stored_epochs_give_the_order_if_an_epoch_begins_at_a_lower_lsn(
     session: SparkSession, zone: RawZone
 ) -> None:
@@ -317,6 +319,7 @@ def test_stored_epochs_give_the_order_if_an_epoch_begins_at_a_lower_lsn(
     assert set(found.violations) == {Rule.SEVERAL_CURRENT, Rule.WRONG_FLAG}
 
 
+@pytest.mark.sampled
 def test_soft_deleted_rows_are_not_compared(session: SparkSession, zone: RawZone) -> None:
     landing = Landing(zone, [relation(column("id"), column("v", "text"))])
     tables = Merged(session, landing)

@@ -62,6 +62,7 @@ def _missing_defaults(pipeline: Pipeline, target: CdcTable, scd: int) -> int:
         return check_all(session, pipeline.zone, target, scd).violations[Rule.MISSING_DEFAULTS]
 
 
+@pytest.mark.sampled
 def test_every_kind_of_table_fills_earlier_rows(pipeline: Pipeline) -> None:
     """Rows of earlier merges and earlier tuples of the same merge get the default."""
     tables = [target.table for target in _TARGETS]

@@ -185,6 +185,7 @@ def _shown(pipeline: Pipeline, scd: int, column: str, chosen: str) -> dict[tuple
     return {(row["id"],): (row["value"], row["rescued"]) for row in rows.collect()}
 
 
+@pytest.mark.sampled
 @pytest.mark.postgres
 @pytest.mark.spark
 @pytest.mark.every_pg
@@ -309,6 +310,7 @@ _OF_EXTENSION = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.postgres
 @pytest.mark.spark
 @pytest.mark.every_pg

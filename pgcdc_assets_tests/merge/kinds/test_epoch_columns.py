@@ -74,6 +74,7 @@ def _empty_and_refill(spark: SparkSession, landing: Landing) -> None:
     merge(spark, landing, HISTORY)
 
 
+@pytest.mark.sampled
 @pytest.mark.spark
 def test_the_documented_query_returns_the_state_at_each_position(
     spark: SparkSession, zone: RawZone
@@ -84,6 +85,7 @@ def test_the_documented_query_returns_the_state_at_each_position(
     assert _states(spark, path) == _STATES
 
 
+@pytest.mark.sampled
 @pytest.mark.spark
 @pytest.mark.parametrize("merged_epochs", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_the_next_merge_adds_epochs_to_a_history_of_an_earlier_release(

@@ -44,6 +44,7 @@ def check_intervals(rows: list[tuple[Any, Any]]) -> None:
             assert row._valid_to_lsn <= following._valid_from_lsn, key
 
 
+@pytest.mark.sampled
 def test_each_commit_creates_its_versions(pipeline: Pipeline) -> None:
     """D1, D2, D3, D12, H1, H3."""
     pipeline.start(
@@ -104,6 +105,7 @@ def test_moved_keys_and_a_truncate_end_versions(pipeline: Pipeline) -> None:
     pipeline.assert_equal("t")
 
 
+@pytest.mark.sampled
 def test_a_toasted_value_is_kept_in_each_version(pipeline: Pipeline) -> None:
     """D5, D6, D8: the value is from the batch, from the table, or from before an added column."""
     pipeline.start(

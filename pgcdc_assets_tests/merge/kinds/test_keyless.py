@@ -82,6 +82,7 @@ def test_a_log_has_every_change(pipeline: Pipeline) -> None:
     assert [(r._op, r.n, r.note) for r in rows] == [("S", 1, "a"), ("U", 1, "b"), ("D", 1, "b")]
 
 
+@pytest.mark.sampled
 def test_deleted_rows_keep_their_values(pipeline: Pipeline) -> None:
     """D1, D2, D5, D14 with soft deletes: rows that are not deleted equal the source."""
     soft = CdcTable("public", "t", soft_deletes=True)

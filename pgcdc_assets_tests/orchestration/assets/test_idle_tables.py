@@ -52,6 +52,7 @@ def change(wide: Orchestrated, statement: str) -> None:
     wide.land()
 
 
+@pytest.mark.sampled
 def test_only_changed_tables_are_materialised(wide: Orchestrated, spark: SparkSession) -> None:
     change(wide, "insert into b values (1, 1)")
     assert materialized(merge(wide)) == {"b"}
@@ -78,6 +79,7 @@ def test_a_merge_whose_run_was_killed_is_materialised_by_the_next_run(
     assert materialized(merge(wide)) == {"b"}
 
 
+@pytest.mark.sampled
 def test_a_recorded_watermark_is_shown_as_no_change(
     wide: Orchestrated, spark: SparkSession
 ) -> None:

@@ -73,6 +73,7 @@ def files_of_b(orchestrated: Orchestrated) -> int:
     return len(list(path.rglob("part-*.parquet")))
 
 
+@pytest.mark.sampled
 def test_merges_delete_files_that_they_replaced(
     orchestrated: Orchestrated, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,7 @@ def found(result: dg.ExecuteInProcessResult) -> dict[tuple[dg.AssetKey, str], se
     }
 
 
+@pytest.mark.sampled
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_merge_checks_the_changed_rows_and_succeeds_despite_a_violation(

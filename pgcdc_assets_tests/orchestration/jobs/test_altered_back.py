@@ -29,6 +29,7 @@ _CHANGES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=() if n == "type" else pytest.mark.soak) for n in _CHANGES],

@@ -25,6 +25,7 @@ _TABLES = "; ".join(
 )
 
 
+@pytest.mark.sampled
 def test_rows_of_a_detached_partition_are_removed_or_kept_by_the_kind_of_table(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:

@@ -240,6 +240,7 @@ def assert_ended(orchestrated: Orchestrated, spark: SparkSession, ends: dict[str
     assert {row[2] for row in kept if row[0] not in (3, 4, 5, 6)} == {ends["b"]}
 
 
+@pytest.mark.sampled
 def test_the_rows_of_a_dropped_table_end_with_the_transaction_that_created_it_again(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:

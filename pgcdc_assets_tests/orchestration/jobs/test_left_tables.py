@@ -35,6 +35,7 @@ def loaded_again(orchestrated: Orchestrated) -> Orchestrated:
     )
 
 
+@pytest.mark.sampled
 def test_a_table_that_left_holds_no_windows_of_a_renewed_epoch_and_loses_no_change(
     database: Database, lake: Lake, instance: dg.DagsterInstance, spark: SparkSession
 ) -> None:

@@ -131,6 +131,7 @@ def assert_sound(orchestrated: Orchestrated, spark: SparkSession, target: CdcTab
         assert stored(orchestrated, spark, target.table, scd) == before, scd
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "names",
     [

@@ -234,6 +234,7 @@ def _write(live: Orchestrated, backlogs: dict[str, Backlog]) -> None:
             live.database.transaction(statements.format(t=name))
 
 
+@pytest.mark.sampled
 def test_one_sync_is_right_where_the_stream_is_not_enough(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:

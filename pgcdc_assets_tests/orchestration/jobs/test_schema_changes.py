@@ -86,6 +86,7 @@ def source_rows(orchestrated: Orchestrated) -> list[tuple[str, ...]]:
     return sorted(tuple(str(value) for value in row) for row in rows)
 
 
+@pytest.mark.sampled
 def test_one_sync_heals_a_change_that_cannot_be_replayed(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:

@@ -103,6 +103,7 @@ def write_much(orchestrated: Orchestrated) -> None:
         orchestrated.commit(f"insert into b values ({turn}, 1)")
 
 
+@pytest.mark.sampled
 def test_a_broken_table_delays_neither_the_capture_nor_other_tables(
     small_windows: Orchestrated, spark: SparkSession
 ) -> None:
@@ -226,6 +227,7 @@ def test_a_failed_capture_ends_the_call_and_keeps_earlier_failures(
     assert failed_runs(with_unpublished, "capture") == 1
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("is_broken", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_a_sync_ends_if_other_processes_capture_beyond_its_barrier(
     orchestrated: Orchestrated, spark: SparkSession, is_broken: bool

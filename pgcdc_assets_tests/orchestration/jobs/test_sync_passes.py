@@ -51,6 +51,7 @@ def lose_key(orchestrated: Orchestrated) -> None:
     orchestrated.commit("update a set v = 'without a key' where id = 1")
 
 
+@pytest.mark.sampled
 def test_a_key_that_returns_during_the_run_heals_the_table(keyed: Orchestrated) -> None:
     """F9."""
     lose_key(keyed)

@@ -105,6 +105,7 @@ def test_a_run_that_materialises_does_not_compare_with_the_source(
     assert evaluated == dict.fromkeys(expected, True)
 
 
+@pytest.mark.sampled
 def test_the_rebuild_job_corrects_tables_and_the_sensor_merges_later_windows(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:

@@ -85,6 +85,7 @@ def test_a_run_is_canceled_while_its_server_does_not_answer(
     _check_canceled(continuing, run.run_id, output)
 
 
+@pytest.mark.sampled
 def test_the_next_run_resumes_a_snapshot_that_was_terminated_in_the_ui(
     orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
