@@ -290,10 +290,6 @@ class SchemaChangeError(SnapshotError):
     message = "Table {relation}, column {column}: {reason}. {remedy}"
 
 
-class RecordedSchemaChange(SchemaChangeError):
-    """The raw zone has a schema event of the change, so a sensor requests what heals the table."""
-
-
 class TableMoved(SnapshotError):
     """A declared table was dropped or unpublished, or another table has its name."""
 

@@ -17,7 +17,7 @@ from functools import cache
 
 import pyarrow as pa
 
-from pgcdc_assets.errors import RecordedSchemaChange, SchemaChangeError
+from pgcdc_assets.errors import PgcdcError, SchemaChangeError
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.policies import ASK, FOLLOW, SCHEMA_POLICIES, STOP
 from pgcdc_assets.raw.relations import RelationVersion
@@ -43,6 +43,10 @@ KEPT_ROWS = (
 )
 # Events that merges record for one relation version. The source may alter a table back repeatedly.
 _EVENTS_OF_VERSION = 3
+
+
+class RecordedSchemaChange(SchemaChangeError):
+    """The raw zone has a schema event of the change, so a sensor requests what heals the table."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +153,11 @@ def read_gate(zone: RawZone, table: CdcTable, scd: int, through: Position) -> Sc
     if table.needs_key(scd):
         snapshots = snapshots_with_key(table, snapshots, cache(zone.source_relations))
     return find_gates([table], zone.schema_events.read(), snapshots).get(table.name)
+
+
+def is_unforeseen(error: PgcdcError) -> bool:
+    """Return whether a merge has found a schema change that the raw zone has no event of."""
+    return isinstance(error, SchemaChangeError) and not isinstance(error, RecordedSchemaChange)
 
 
 def record_unforeseen(

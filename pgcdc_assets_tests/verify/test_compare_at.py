@@ -73,7 +73,6 @@ def test_the_sides_are_equal_after_the_snapshot_after_changes_and_before_a_merge
     assert not staging.exists() or not list(staging.iterdir())
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("is_merged", "is_small"),
     [pytest.param(True, True, marks=SOAK), pytest.param(False, True, marks=SOAK), (False, False)],

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from pgcdc_assets.errors import PgcdcError, RecordedSchemaChange, SchemaChangeError, TransientError
+from pgcdc_assets.errors import PgcdcError, SchemaChangeError, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge import MergeFailure, MergeReport
 from pgcdc_assets.orchestration.assets.idle_tables import IdleTables
@@ -37,7 +37,7 @@ from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import TableName
-from pgcdc_assets.tables.schema_gate import describe_event, record_unforeseen
+from pgcdc_assets.tables.schema_gate import describe_event, is_unforeseen, record_unforeseen
 from pgcdc_assets.tables.vacuum import vacuum_after_merge
 
 if TYPE_CHECKING:
@@ -191,10 +191,7 @@ class _Rounds:
     def _fail(self, failure: MergeFailure, unforeseen: dict[TableName, MergeFailure]) -> None:
         """Keep a failure for the end of the run, or for a retry with a recorded schema event."""
         table = next(table for table, _ in self._selected if table.name == failure.name)
-        error = failure.error
-        is_unforeseen = isinstance(error, SchemaChangeError)
-        is_unforeseen &= not isinstance(error, RecordedSchemaChange)
-        if is_unforeseen and table.schema_policy == FOLLOW:
+        if is_unforeseen(failure.error) and table.schema_policy == FOLLOW:
             unforeseen[failure.name] = failure
             return
         self.context.log.error(f"{failure.qualified_name}: {failure.error}")
