@@ -83,6 +83,12 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         None,
         True,
     ),
+    "merge_cluster": Benchmark(
+        "merge_cluster",
+        "windows of 100,000 changes into 1,000,000 rows in S3, two executors",
+        8,
+        None,
+    ),
     "log_entries": Benchmark("log_entries", "logs of 1,000, 17,280 and 200,000 commits", 2, None),
     "s3_requests": Benchmark(
         "s3_requests", "windows and merges of one of 10 tables, ticks and polls", 2, None, True

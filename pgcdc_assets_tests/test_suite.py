@@ -103,6 +103,19 @@ def test_each_run_has_another_seed(tmp_path: Path) -> None:
     assert seeds[0] != seeds[1]
 
 
+def test_all_processes_of_a_run_have_its_seed(tmp_path: Path) -> None:
+    code = """
+@pytest.mark.parametrize("case", range(4))
+def test_it(seed: int, case: int) -> None:
+    print(f"seed {seed}")
+    assert False
+"""
+    _, said = run_pytest(tmp_path, code, "-n", "2")
+    header = re.findall(r"^random tests: --seed (\d+)$", said, re.M)
+    assert len(header) == 1
+    assert re.findall(r"^seed (\d+)$", said, re.M) == header * 4
+
+
 @pytest.mark.parametrize(("covered", "status"), [(1.0, 1), (99.5, 0)])
 def test_a_coverage_below_the_floor_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], covered: float, status: int

@@ -26,11 +26,12 @@ ROOT = Path(__file__).parents[2]
 
 # SCD1, SCD2, soft deletes, tables without a key, rebuild and verify; random histories among them.
 _TESTS = (
-    "test_random_histories.py",
-    "test_random_versions.py",
-    "test_random_bags.py",
-    "test_random_soft_deletes.py",
-    "test_rebuild.py::test_a_table_is_rebuilt_with_the_source_switched_off",
+    "merge/test_random_histories.py",
+    "merge/test_random_versions.py",
+    "merge/test_random_bags.py",
+    "merge/test_random_soft_deletes.py",
+    "merge/test_rebuild.py::test_a_table_is_rebuilt_with_the_source_switched_off",
+    "verify/test_compare_at.py",
 )
 _FOR_ONE_MACHINE = (
     "spark.sql.shuffle.partitions",
@@ -55,7 +56,7 @@ def test_settings_for_the_cores_of_one_machine_do_not_go_to_a_cluster(master: st
 @pytest.mark.parametrize("test", _TESTS)
 def test_the_tests_of_the_merge_pass_on_a_cluster_with_a_lake_in_s3(test: str, kind: str) -> None:
     arguments = ["-q", "-p", "no:cacheprovider", "--spark", kind, "--lake", "s3"]
-    path = f"pgcdc_assets_tests/merge/{test}"
+    path = f"pgcdc_assets_tests/{test}"
     # A process has one embedded session.
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *arguments, path],

@@ -1,0 +1,67 @@
+"""Merges on a Spark standalone cluster of this machine, with the lake in an S3 store.
+
+A master and two workers with an executor each run here, beside the driver and versitygw: the four
+share the cores, so the seconds say little about a real cluster. The ratio to the hand-written merge
+(`recipe.py`) on the same cluster says what the package adds to the cost of the store and of tasks
+on other machines.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+
+from benchmarks.orders import OrderBook
+from benchmarks.raw_orders import RawOrders
+from benchmarks.results import Result
+from benchmarks.scale import roomy_folder, scaled
+from benchmarks.side_by_side import OURS, SideBySide, shown
+from benchmarks.source import log
+from pgcdc_assets.demo.object_store import ObjectStore
+from pgcdc_assets.orchestration.resources import SparkResource
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets_tests.support.cluster import SparkCluster
+
+ROWS = scaled(1_000_000)
+RECENT_ROWS = ROWS // 10
+CHANGES = scaled(100_000)
+REPETITIONS = 3
+_WARM_UP = 2
+
+
+def run() -> Iterator[Result]:
+    """Measure windows of recent changes."""
+    with roomy_folder("merge-cluster", 4) as folder, ObjectStore(folder / "store") as store:
+        before = dict(os.environ)
+        os.environ.update(store.environment)
+        try:
+            with SparkCluster(folder, store.environment) as cluster:
+                yield from _measure(Lake(store.lake), cluster)
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+
+def _measure(lake: Lake, cluster: SparkCluster) -> Iterator[Result]:
+    books = {"orders": OrderBook(ROWS)}
+    raw = RawOrders(lake, books)
+    spark = SparkResource(remote="local", spark_config=cluster.conf).session(lake)
+    try:
+        sides = SideBySide(spark, raw, books)
+        change = partial(OrderBook.mixed, count=CHANGES, recent=RECENT_ROWS)
+        windows = [sides.land(change) for _ in range(_WARM_UP + REPETITIONS)]
+        sides.copy()
+        speeds: dict[str, list[float]] = {OURS: [], "recipe": []}
+        for number, window in enumerate(windows):
+            taken = sides.fold(window, number)
+            log(shown(taken))
+            if number >= _WARM_UP:
+                for side, seconds in taken.items():
+                    speeds[side].append(CHANGES / seconds)
+        sides.check()
+    finally:
+        spark.stop()
+    yield Result.of(
+        "merge_100k_into_1m_on_a_cluster_vs_recipe", speeds[OURS], speeds["recipe"], "changes/s"
+    )
