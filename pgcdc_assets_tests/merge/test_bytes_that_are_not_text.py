@@ -105,6 +105,7 @@ def test_a_name_that_is_not_utf8_is_refused_and_stops_no_other_table(
     assert "error" not in {f.severity for f in run_preflight(capturing.settings, "pub", "other")}
 
 
+@pytest.mark.sampled
 @pytest.mark.spark
 def test_values_that_are_not_utf8_are_compared_byte_by_byte(
     ascii_capturing: Capturing, spark: SparkSession

@@ -32,6 +32,7 @@ def merges(store_zone: RawZone) -> Iterator[StoreMerges]:
     merges.close()
 
 
+@pytest.mark.sampled
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", KINDS)
 def test_short_faults_lose_and_repeat_nothing_and_the_table_is_maintained(

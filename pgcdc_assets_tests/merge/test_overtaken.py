@@ -117,6 +117,7 @@ def test_a_merge_that_is_overtaken_during_its_write_writes_nothing(
     assert race.contents(spark, path) == race.outcome
 
 
+@pytest.mark.sampled
 def test_one_of_two_merges_creates_the_table(spark: SparkSession, zone: RawZone) -> None:
     landing = BAG.land_snapshot(zone)
     first = landing.land(BAG.first)
@@ -147,6 +148,7 @@ def test_a_snapshot_that_another_merge_applied_is_not_applied_again(
     assert BAG.contents(spark, path) == BAG.outcome
 
 
+@pytest.mark.sampled
 def test_a_merge_that_is_overtaken_by_a_rebuild_writes_nothing(
     spark: SparkSession, zone: RawZone
 ) -> None:

@@ -111,6 +111,7 @@ class _RandomBag:
         return update(*self.rows[-1], old=old, old_kind="O")
 
 
+@pytest.mark.sampled
 @cuts("some")
 @pytest.mark.parametrize("truncates", [False, True], ids=["plain", "truncate"])
 def test_each_row_occurs_as_often_as_in_the_source_for_any_cut(
@@ -191,6 +192,7 @@ def test_settings_that_need_a_key_are_refused(
     assert sentence in str(failure.error)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "runs",
     [

@@ -76,6 +76,7 @@ def test_a_new_snapshot_deletes_rows_that_it_does_not_contain(
     assert rows[2]._ordinal == -1 and rows[2]._commit_ts is None
 
 
+@pytest.mark.sampled
 def test_a_truncate_marks_every_row_in_place(spark: SparkSession, zone: RawZone) -> None:
     landing = Landing(zone, [random_relation("d")])
     landing.begin([["1", "1", "a", "1.00", "x"], ["1", "2", "b", "2.00", "y"]])

@@ -106,6 +106,7 @@ def test_change_data_has_no_unchanged_row(spark: SparkSession, landing: Landing)
     assert count_change_data(spark, path) == 901
 
 
+@pytest.mark.sampled
 def test_rows_with_a_null_key_are_kept(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +125,7 @@ def test_rows_with_a_null_key_are_kept(
     assert kept.count() == 2
 
 
+@pytest.mark.sampled
 def test_unevenly_distributed_keys_are_counted(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +138,7 @@ def test_unevenly_distributed_keys_are_counted(
     assert log_of(merge(spark, landing, _TARGET).path)[0]["operation"] == "MERGE"
 
 
+@pytest.mark.sampled
 def test_a_column_added_by_the_changes_is_null_in_unchanged_rows(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,7 @@ def test_the_watermark_of_an_idle_table_does_not_fall_behind_without_limit(
     assert mark == (1, pipeline.windows[-1].end)
 
 
+@pytest.mark.sampled
 def test_a_new_snapshot_replaces_the_contents(pipeline: Pipeline) -> None:
     """Rows that the snapshot lacks are deleted, and later commits come from the stream."""
     pipeline.start(

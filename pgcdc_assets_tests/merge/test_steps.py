@@ -108,6 +108,7 @@ def test_a_backlog_of_fifty_windows_is_merged_in_commits_within_the_limit(
     assert len(_rows(spark, reports[2].path)) == 2 * WINDOWS + 1  # type: ignore[union-attr]
 
 
+@pytest.mark.sampled
 def test_the_next_merge_continues_after_the_newest_step(
     spark: SparkSession, far_behind: Landing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

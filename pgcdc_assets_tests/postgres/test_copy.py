@@ -114,7 +114,9 @@ def _copy(database: Database, publication: str = "pub") -> dict[str, list[Any]]:
     """Copy a publication's tables as of one snapshot."""
     settings = database.settings()
     copies: dict[str, list[Any]] = {}
-    with create_slot(settings, f"copy_{database.name}", temporary=True) as snapshot:
+    # A temporary slot lives until its walsender has noticed the end of the connection.
+    slot = f"copy_{publication}_{database.name}"
+    with create_slot(settings, slot, temporary=True) as snapshot:
         with query_connection(settings, "test") as conn:
             tables = published_tables(conn, publication)
         for table in tables:

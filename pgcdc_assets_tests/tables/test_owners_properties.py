@@ -96,6 +96,7 @@ def test_a_rebuild_keeps_the_settings_of_the_owner(spark: SparkSession, zone: Ra
     assert sorted(map(tuple, rows)) == [(1, "a", None), (2, "b", None), (4, "d", None)]
 
 
+@pytest.mark.sampled
 def test_a_violated_constraint_of_the_owner_is_a_definite_error(
     spark: SparkSession, zone: RawZone
 ) -> None:

@@ -200,6 +200,7 @@ def test_after_a_merge_files_without_its_keys_are_not_opened(tables: Merged) -> 
             tables.check_all(scd, HISTORY)
 
 
+@pytest.mark.sampled
 def test_tables_at_different_watermarks_are_compared_at_a_common_version(tables: Merged) -> None:
     tables.landing.land([insert("7000", "1", "a", "1.00", "x")])
     tables.merge(HISTORY)
@@ -253,6 +254,7 @@ def shared_full(full_tables: Merged) -> Iterator[Merged]:
         yield tables
 
 
+@pytest.mark.sampled
 def test_keys_that_their_type_cannot_hold_are_distinguished(full_tables: Merged) -> None:
     assert not broken(full_tables.check_merged(2, HISTORY))
     assert not broken(full_tables.check_all(2, HISTORY))

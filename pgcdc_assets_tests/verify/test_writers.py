@@ -59,6 +59,7 @@ class Writer:
             self._thread.join()
 
 
+@pytest.mark.sampled
 def test_verify_reports_equality_repeatedly_while_writers_continue(pipeline: Pipeline) -> None:
     pipeline.start(
         "create sequence ids start 1000",

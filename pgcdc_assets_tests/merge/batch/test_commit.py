@@ -178,6 +178,7 @@ def test_an_emptied_table_has_no_file_and_is_filled_again(
     assert merges_by_spark(path) == 0
 
 
+@pytest.mark.sampled
 def test_many_versions_have_checkpoints_that_spark_reads(
     spark: SparkSession, zone: RawZone
 ) -> None:

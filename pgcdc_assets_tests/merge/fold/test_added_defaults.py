@@ -113,6 +113,7 @@ def test_every_kind_of_table_fills_earlier_rows(pipeline: Pipeline) -> None:
             assert _missing_defaults(pipeline, target, scd) == 1, target
 
 
+@pytest.mark.sampled
 def test_the_next_merge_fills_a_column_after_a_kill(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ def _moves() -> list[Change]:
     return changes
 
 
+@pytest.mark.sampled
 def test_forty_key_changes_of_a_row_need_few_jobs(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,6 +91,7 @@ def test_two_rows_swap_their_keys_with_a_deferred_constraint(pipeline: Pipeline)
     assert pipeline.rows() == [(1, "two"), (2, "one"), (6, "six"), (7, "five")]
 
 
+@pytest.mark.sampled
 def test_replica_identity_may_be_an_index_or_full_or_change(pipeline: Pipeline) -> None:
     """D9: old keys are read from the columns of the identity, in the table's order."""
     pipeline.tables = ("t", "u")
@@ -129,6 +130,7 @@ def test_a_delete_with_only_the_key_deletes_a_row_with_not_null_columns(
     assert report.rows_deleted == 1
 
 
+@pytest.mark.sampled
 def test_a_truncate_empties_the_table_at_its_position_in_the_stream(pipeline: Pipeline) -> None:
     """D14: TRUNCATE of one table and of three tables, with CASCADE, and before an insert."""
     pipeline.tables = ("t", "a", "b", "parent", "child")

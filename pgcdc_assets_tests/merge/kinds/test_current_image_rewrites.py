@@ -74,6 +74,7 @@ _CHANGED = sorted(
 )
 
 
+@pytest.mark.sampled
 def test_a_rewrite_has_the_rows_and_counts_of_a_merge(
     spark: SparkSession, landing: Landing
 ) -> None:
@@ -91,6 +92,7 @@ def test_a_rewrite_has_the_rows_and_counts_of_a_merge(
     assert merge(spark, landing, _TARGET).changes_read == 0
 
 
+@pytest.mark.sampled
 def test_a_column_that_the_owner_added_keeps_its_values(
     spark: SparkSession, landing: Landing
 ) -> None:
@@ -103,6 +105,7 @@ def test_a_column_that_the_owner_added_keeps_its_values(
     assert _rows(spark, path) == _CHANGED
 
 
+@pytest.mark.sampled
 def test_a_column_added_by_the_changes_is_null_in_unchanged_rows(
     spark: SparkSession, zone: RawZone
 ) -> None:
@@ -116,6 +119,7 @@ def test_a_column_added_by_the_changes_is_null_in_unchanged_rows(
     assert sorted(map(tuple, found), key=repr) == [("y", 1), (None, _ROWS - 1)]
 
 
+@pytest.mark.sampled
 def test_change_data_has_no_unchanged_row(spark: SparkSession, landing: Landing) -> None:
     path = merge(spark, landing, _TARGET).path
     record_change_data(spark, path)
@@ -125,6 +129,7 @@ def test_change_data_has_no_unchanged_row(spark: SparkSession, landing: Landing)
     assert count_change_data(spark, path) == 6
 
 
+@pytest.mark.sampled
 def test_a_key_of_the_settings_that_the_identity_contains_is_equivalent(
     spark: SparkSession, landing: Landing
 ) -> None:
@@ -137,6 +142,7 @@ def test_a_key_of_the_settings_that_the_identity_contains_is_equivalent(
     assert _rows(spark, path) == _CHANGED
 
 
+@pytest.mark.sampled
 def test_a_row_deleted_by_a_deletion_vector_stays_deleted(
     spark: SparkSession, landing: Landing
 ) -> None:
@@ -148,6 +154,7 @@ def test_a_row_deleted_by_a_deletion_vector_stays_deleted(
     assert _rows(spark, path) == [row for row in _CHANGED if row[0] != 50]
 
 
+@pytest.mark.sampled
 def test_a_duplicate_key_is_kept_until_it_changes(spark: SparkSession, landing: Landing) -> None:
     path = merge(spark, landing, _TARGET).path
     twice = spark.read.format("delta").load(path).where("history IN (1, 50)")
@@ -170,6 +177,7 @@ def test_rows_with_a_null_key_are_kept(spark: SparkSession, zone: RawZone) -> No
     assert spark.read.format("delta").load(report.path).where("id IS NULL").count() == 2
 
 
+@pytest.mark.sampled
 def test_many_changes_and_unknown_values_use_a_merge(spark: SparkSession, landing: Landing) -> None:
     path = merge(spark, landing, _TARGET).path
     landing.land([update("1", "1", None, "2.00", "x", unchanged=(2,))])
@@ -180,6 +188,7 @@ def test_many_changes_and_unknown_values_use_a_merge(spark: SparkSession, landin
     assert log_of(path)[0]["operation"] == "MERGE"
 
 
+@pytest.mark.sampled
 def test_an_overtaken_merge_writes_nothing(
     spark: SparkSession, landing: Landing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +207,7 @@ def test_an_overtaken_merge_writes_nothing(
     assert report.row_count == _ROWS
 
 
+@pytest.mark.sampled
 def test_a_merge_that_is_overtaken_at_its_commit_ends(
     spark: SparkSession, landing: Landing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

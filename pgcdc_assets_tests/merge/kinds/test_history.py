@@ -79,6 +79,7 @@ def test_each_commit_creates_its_versions(pipeline: Pipeline) -> None:
     pipeline.assert_equal("t")
 
 
+@pytest.mark.sampled
 def test_moved_keys_and_a_truncate_end_versions(pipeline: Pipeline) -> None:
     """D4, D14."""
     pipeline.start(
@@ -130,6 +131,7 @@ def test_a_toasted_value_is_kept_in_each_version(pipeline: Pipeline) -> None:
     pipeline.assert_equal("t")
 
 
+@pytest.mark.sampled
 def test_versions_end_and_begin_at_the_publications_filter(
     pipeline: Pipeline,
 ) -> None:

@@ -34,6 +34,7 @@ def _float(value: float | None) -> str | None:
     )
 
 
+@pytest.mark.sampled
 def test_equal_rows_occur_as_often_as_in_the_source(pipeline: Pipeline) -> None:
     """D11: one of several equal rows, also with TOAST, is deleted, updated or inserted."""
     pipeline.tables = ("t",)

@@ -64,6 +64,7 @@ def test_only_changed_tables_are_materialised(wide: Orchestrated, spark: SparkSe
     assert wide.equals_source("a") and wide.equals_source("b")
 
 
+@pytest.mark.sampled
 def test_a_merge_whose_run_was_killed_is_materialised_by_the_next_run(
     wide: Orchestrated, spark: SparkSession
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_recorded_watermark_is_shown_as_no_change(
     assert materialized(merge(wide)) == {"b"}
 
 
+@pytest.mark.sampled
 def test_tables_that_a_person_selects_are_all_materialised(
     wide: Orchestrated, spark: SparkSession
 ) -> None:

@@ -137,6 +137,7 @@ def test_a_partition_of_the_past_is_materialised_again_without_a_change(
     assert texts(made) == [("one", True)]
 
 
+@pytest.mark.sampled
 def test_a_run_of_the_sensor_continues_with_later_messages(orchestrated: Orchestrated) -> None:
     made = with_messages(orchestrated, run_seconds=30, max_age_seconds=0.2)
     made.copy()

@@ -28,6 +28,7 @@ def _check(own: Orchestrated) -> dg.ExecuteInProcessResult:
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.postgres
 @pytest.mark.spark
 @pytest.mark.slow

@@ -132,6 +132,7 @@ def test_a_window_with_missing_rows_fails_its_run_and_its_check(
     assert int(found[2]) - int(found[1]) == 1
 
 
+@pytest.mark.sampled
 def test_a_broken_table_fails_alone_and_is_merged_later(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
@@ -201,6 +202,7 @@ def test_a_source_that_is_not_ready_ends_with_its_error(orchestrated: Orchestrat
     assert caught.value.exit_status == 2
 
 
+@pytest.mark.sampled
 def test_a_sync_ends_while_writers_continue(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:

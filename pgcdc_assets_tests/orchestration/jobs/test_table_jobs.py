@@ -54,6 +54,7 @@ def copies(orchestrated: Orchestrated, table: str) -> list[int]:
     return [int(copy.snapshot_lsn) for copy in found if copy.table == table]
 
 
+@pytest.mark.sampled
 def test_the_check_waits_for_the_capture_and_reports_counts_and_columns(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
