@@ -43,13 +43,16 @@ __all__ = [
 # Size of a running-transactions record (xl_running_xacts) with a few hundred transactions.
 _NEW_BYTES = 1024
 
+# PG 16 calls each lost slot conflicting (pg_get_replication_slots in src/backend/replication/
+# slotfuncs.c). Only the loss of WAL removes restart_lsn (InvalidatePossiblyObsoleteSlot in slot.c).
 _STATUS = f"""
 select s.slot_name, s.plugin, s.slot_type, s.database, s.temporary, s.active_pid,
        coalesce(a.application_name, 'another role'),
        s.restart_lsn::text, s.confirmed_flush_lsn::text, s.wal_status, s.safe_wal_size,
        coalesce(
          to_jsonb(s) ->> 'invalidation_reason',
-         case to_jsonb(s) ->> 'conflicting' when 'true' then 'rows_removed' end
+         case when to_jsonb(s) ->> 'conflicting' = 'true' and s.restart_lsn is not null
+              then 'rows_removed' end
        ),
        (to_jsonb(s) ->> 'inactive_since')::timestamptz,
        age(s.catalog_xmin),
