@@ -84,9 +84,11 @@ class Plan:
         Args:
             start: of the changes before the snapshot that cannot be folded.
         """
+        # The snapshot was the remedy.
+        cause = str(reason).removesuffix(str(reason.facts.get("remedy") or "")).rstrip()
         sentence = (
             f"The changes from {start} to {self.start} could not be merged. The snapshot at "
-            f"{self.start} has their results, but the table has no versions of them: {reason}"
+            f"{self.start} has their results, but the table has no versions of them: {cause}"
         )
         return replace(self, left_out=sentence)
 

@@ -168,6 +168,15 @@ def test_a_history_that_cannot_be_folded_continues_with_the_next_snapshot() -> N
     assert (plan.snapshot, plan.start, plan.end, plan.is_last) == (_snapshot(350), 350, 400, True)
 
 
+def test_the_changes_that_a_snapshot_replaces_are_named_without_a_remedy() -> None:
+    plan = plan_merge(TARGET, None, [_snapshot(350)], LANDED, NEWEST)
+    gap = WatermarkGap(table="shop.orders", expected=Lsn(200), found=Lsn(300))
+    assert "pgcdc resnapshot" in str(gap)
+    sentence = plan.after_left_out(Lsn(200), gap).left_out
+    assert f"The changes from {Lsn(200)} to {Lsn(350)} could not be merged" in sentence
+    assert "never captured" in sentence and "pgcdc resnapshot" not in sentence
+
+
 def test_a_history_folds_the_rest_of_an_epoch_before_the_next_epoch() -> None:
     copies = [_snapshot(100), _snapshot(50, epoch=2)]
     landed = _landed(*WINDOWS, _window(50, 60, epoch=2))
