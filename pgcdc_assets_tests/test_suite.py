@@ -143,11 +143,12 @@ def test_each_kind_of_session_has_a_process_and_the_others_begin_without_spark()
     assert choose_group({**queue, CONNECT: [CONNECT_TEST]}, set(), []) == CONNECT
     assert choose_group(queue, set(), [on_server]) == "a.py"
     assert choose_group(queue, on_embedded, [on_server]) == "a.py"
-    assert choose_group(queue, set(), [on_server, on_embedded]) == "b.py"
+    assert choose_group(queue, set(), [on_server, on_embedded]) == "a.py"
+    assert choose_group(queue, set(), [on_server, on_embedded, on_embedded]) == "b.py"
     assert choose_group(queue, on_server, [on_embedded]) == "b.py"
     assert choose_group({"b.py": [OTHER_TEST]}, on_embedded, [on_server]) == "b.py"
     only_embedded = {"a.py": [EMBEDDED_TEST]}
-    assert choose_group(only_embedded, set(), [on_server, on_embedded]) is None
-    assert choose_group(only_embedded, on_embedded, [on_server]) == "a.py"
-    assert choose_group(only_embedded, on_server, [set()]) == "a.py"
-    assert choose_group(only_embedded, on_server, [on_embedded]) is None
+    assert choose_group(only_embedded, set(), [on_server, on_embedded]) == "a.py"
+    assert choose_group(only_embedded, set(), [on_server, on_embedded, on_embedded]) is None
+    assert choose_group(only_embedded, on_server, [on_embedded]) == "a.py"
+    assert choose_group(only_embedded, on_server, [on_embedded, on_embedded]) is None

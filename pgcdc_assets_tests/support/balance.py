@@ -2,9 +2,8 @@
 
 A process runs one group of tests after the other. A group is a module, so that a module's fixtures
 are set up once. The tests on a Spark Connect session are one group, so that one process starts the
-server. Another process runs the tests on an embedded session. The other processes run tests without
-Spark, and end when no such tests remain. Each JVM costs as much as a hundred merges, because most
-of its work is the first execution of code.
+server. Two more processes run the tests on an embedded session. The other processes run tests
+without Spark, and end when no such tests remain, because each JVM costs as much as thirty merges.
 Tests without Spark often wait for Postgres or for a time limit, so five processes are needed to
 keep two cores busy.
 
@@ -37,6 +36,9 @@ _SECONDS = {
 }
 _SECONDS_OF_A_SLOW_TEST = 15.0
 _SECONDS_OF_ANOTHER = 0.02
+
+# Processes with an embedded session: as many as cores.
+_EMBEDDED_PROCESSES = 2
 
 _ON_CONNECT = re.compile(rf"\[{CONNECT}[\]-]")
 _ON_EMBEDDED = re.compile(rf"\[{EMBEDDED}[\]-]")
@@ -100,7 +102,7 @@ def choose_group(
     """
     if CONNECT in queue:
         return CONNECT
-    is_free = not any(EMBEDDED in kinds for kinds in others)
+    is_free = sum(EMBEDDED in kinds for kinds in others) < _EMBEDDED_PROCESSES
     takes_embedded = EMBEDDED in own or (not own and is_free)
     on_embedded = {group: EMBEDDED in kinds_of({group: tests}) for group, tests in queue.items()}
     first = next((group for group, is_on in on_embedded.items() if is_on is takes_embedded), None)
