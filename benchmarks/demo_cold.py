@@ -7,21 +7,17 @@ the jars and the class archive are there, as after `make install`.
 
 from __future__ import annotations
 
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 from benchmarks.processes import run_measured
 from benchmarks.results import Result
 from benchmarks.source import log
-from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets_tests.support.demo_clone import demo_clone
 
 REPETITIONS = 3
 LIMIT_SECONDS = 60.0
 
-_ROOT = Path(__file__).resolve().parents[1]
 _EQUAL = "Every table of the lake equals its source"
 
 
@@ -35,20 +31,12 @@ def run() -> Iterator[Result]:
 
 
 def _run_once() -> float:
-    folder = Path(tempfile.mkdtemp(prefix="pgcdc-bench-demo-"))
-    try:
-        ignore = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(_ROOT / "pgcdc_assets", folder / "pgcdc_assets", ignore=ignore)
-        for name in ("pyproject.toml", "workspace.yaml"):
-            shutil.copy(_ROOT / name, folder)
+    with demo_clone("pgcdc-bench-demo-") as folder:
         usage = run_measured(
             [sys.executable, "-m", "pgcdc_assets.demo"],
             environment={"PYTHONPATH": str(folder)},
             folder=folder,
         )
-    finally:
-        EmbeddedServer(folder / ".pgcdc" / "postgres").remove()
-        shutil.rmtree(folder)
     if _EQUAL not in usage.output:
         raise SystemExit(usage.output)
     return usage.seconds

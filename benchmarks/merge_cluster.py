@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from functools import partial
+from unittest.mock import patch
 
 from benchmarks.orders import OrderBook
 from benchmarks.raw_orders import RawOrders
 from benchmarks.results import Result
 from benchmarks.scale import roomy_folder, scaled
-from benchmarks.side_by_side import OURS, SideBySide, shown
-from benchmarks.source import log
+from benchmarks.side_by_side import OURS, SideBySide, fold_each
 from pgcdc_assets.demo.object_store import ObjectStore
 from pgcdc_assets.orchestration.resources import SparkResource
 from pgcdc_assets.raw.lake import Lake
@@ -32,15 +32,13 @@ _WARM_UP = 2
 
 def run() -> Iterator[Result]:
     """Measure windows of recent changes."""
-    with roomy_folder("merge-cluster", 4) as folder, ObjectStore(folder / "store") as store:
-        before = dict(os.environ)
-        os.environ.update(store.environment)
-        try:
-            with SparkCluster(folder, store.environment) as cluster:
-                yield from _measure(Lake(store.lake), cluster)
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
+    with (
+        roomy_folder("merge-cluster", 4) as folder,
+        ObjectStore(folder / "store") as store,
+        patch.dict(os.environ, store.environment),
+        SparkCluster(folder, store.environment) as cluster,
+    ):
+        yield from _measure(Lake(store.lake), cluster)
 
 
 def _measure(lake: Lake, cluster: SparkCluster) -> Iterator[Result]:
@@ -52,16 +50,9 @@ def _measure(lake: Lake, cluster: SparkCluster) -> Iterator[Result]:
         change = partial(OrderBook.mixed, count=CHANGES, recent=RECENT_ROWS)
         windows = [sides.land(change) for _ in range(_WARM_UP + REPETITIONS)]
         sides.copy()
-        speeds: dict[str, list[float]] = {OURS: [], "recipe": []}
-        for number, window in enumerate(windows):
-            taken = sides.fold(window, number)
-            log(shown(taken))
-            if number >= _WARM_UP:
-                for side, seconds in taken.items():
-                    speeds[side].append(CHANGES / seconds)
+        seconds = fold_each(sides.fold, windows, _WARM_UP, "cluster")
         sides.check()
     finally:
         spark.stop()
-    yield Result.of(
-        "merge_100k_into_1m_on_a_cluster_vs_recipe", speeds[OURS], speeds["recipe"], "changes/s"
-    )
+    ours, recipe = ([CHANGES / each for each in seconds[side]] for side in (OURS, "recipe"))
+    yield Result.of("merge_100k_into_1m_on_a_cluster_vs_recipe", ours, recipe, "changes/s")

@@ -16,7 +16,7 @@ from benchmarks.raw_orders import RawOrders
 from benchmarks.recipe import RECIPES
 from benchmarks.results import Result
 from benchmarks.scale import roomy_folder, scaled
-from benchmarks.side_by_side import OURS, SideBySide, shown
+from benchmarks.side_by_side import OURS, SideBySide, fold_each
 from benchmarks.source import log
 from pgcdc_assets.spark.session import spark_session
 
@@ -49,13 +49,8 @@ def run() -> Iterator[Result]:
             log(f"{sum(map(len, windows.values()))} windows of changes landed")
             sides.copy()
             for kind, following in windows.items():
-                speeds: dict[str, list[float]] = {OURS: [], **{name: [] for name in RECIPES}}
-                for number, window in enumerate(following):
-                    taken = sides.fold(window, number)
-                    log(f"{kind}: {shown(taken)}")
-                    if number >= len(_WARM_UP):
-                        for side, seconds in taken.items():
-                            speeds[side].append(CHANGES / seconds)
+                seconds = fold_each(sides.fold, following, len(_WARM_UP), kind)
+                speeds = {side: [CHANGES / s for s in each] for side, each in seconds.items()}
                 for name in RECIPES:
                     yield Result.of(
                         f"merge_1m_{kind}_into_10m_vs_{name}",

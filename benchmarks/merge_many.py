@@ -12,7 +12,7 @@ from benchmarks.orders import OrderBook
 from benchmarks.raw_orders import RawOrders
 from benchmarks.results import Result
 from benchmarks.scale import roomy_folder, scaled
-from benchmarks.side_by_side import OURS, SideBySide, shown
+from benchmarks.side_by_side import OURS, SideBySide, fold_each
 from benchmarks.source import log
 from pgcdc_assets.spark.session import spark_session
 
@@ -37,14 +37,8 @@ def run() -> Iterator[Result]:
             ]
             log(f"{TABLES} tables of {ROWS:,} rows landed")
             sides.copy()
-            mine, theirs = [], []
-            for number, window in enumerate(windows):
-                taken = sides.fold(window, number)
-                log(f"{TABLES} tables: {shown(taken)}")
-                if number >= _WARM_UP:
-                    mine.append(taken[OURS])
-                    theirs.append(taken["recipe"])
+            seconds = fold_each(sides.fold, windows, _WARM_UP, f"{TABLES} tables")
             sides.check()
         finally:
             spark.stop()
-    yield Result.of("merge_100_tables_vs_recipe", mine, theirs, "s")
+    yield Result.of("merge_100_tables_vs_recipe", seconds[OURS], seconds["recipe"], "s")

@@ -11,9 +11,11 @@ import statistics
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 from benchmarks.orders import SCHEMA, OrderBook
 from benchmarks.raw_orders import CAPTURE, EPOCH, RawOrders
@@ -44,14 +46,9 @@ def run() -> Iterator[Result]:
     """Measure each action in one process, as in a run of many windows."""
     with tempfile.TemporaryDirectory() as folder, ObjectStore(Path(folder)) as store:
         proxy = StoreProxy(store.port)
-        before = dict(os.environ)
-        os.environ.update(store.environment, AWS_ENDPOINT_URL=proxy.endpoint)
-        try:
+        variables = {**store.environment, "AWS_ENDPOINT_URL": proxy.endpoint}
+        with closing(proxy), patch.dict(os.environ, variables):
             yield from _measure(proxy, Lake(store.lake))
-        finally:
-            proxy.close()
-            os.environ.clear()
-            os.environ.update(before)
 
 
 def _measure(proxy: StoreProxy, lake: Lake) -> Iterator[Result]:

@@ -7,6 +7,7 @@ reset between repetitions. At the end, all tables must have the same rows.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -125,6 +126,29 @@ class SideBySide:
     def _for_each(self, action: Callable[[str], None]) -> None:
         for table in self.books:
             action(table)
+
+
+def fold_each(
+    fold: Callable[[LsnWindow, int], dict[str, float]],
+    windows: Sequence[LsnWindow],
+    warm_up: int,
+    label: str,
+) -> dict[str, list[float]]:
+    """Fold windows, and return the seconds of each side after the first windows.
+
+    Args:
+        fold: `SideBySide.fold`.
+        warm_up: number of the first windows.
+        label: the first words of the lines of the log.
+    """
+    seconds: defaultdict[str, list[float]] = defaultdict(list)
+    for number, window in enumerate(windows):
+        taken = fold(window, number)
+        log(f"{label}: {shown(taken)}")
+        if number >= warm_up:
+            for side, each in taken.items():
+                seconds[side].append(each)
+    return seconds
 
 
 def shown(taken: Mapping[str, float]) -> str:

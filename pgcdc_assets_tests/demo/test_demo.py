@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,8 +20,8 @@ import psutil
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.spark.server import SparkServer
+from pgcdc_assets_tests.support.demo_clone import demo_clone, server_of
 from pgcdc_assets_tests.support.waits import wait_until
 
 if TYPE_CHECKING:
@@ -36,22 +34,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def clone() -> Iterator[Path]:
-    """Copy the clone's files for a demonstration, readable by the server's user."""
-    folder = Path(tempfile.mkdtemp(prefix="pgcdc-test-demo-"))
-    try:
-        ignore = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / "pgcdc_assets", folder / "pgcdc_assets", ignore=ignore)
-        for name in ("pyproject.toml", "workspace.yaml"):
-            shutil.copy(ROOT / name, folder)
-        yield folder
-    finally:
-        spark_server_of(folder).stop()
-        server_of(folder).remove()
-        shutil.rmtree(folder)
-
-
-def server_of(clone: Path) -> EmbeddedServer:
-    return EmbeddedServer(clone / ".pgcdc" / "postgres")
+    """A copy of the clone, whose Spark server ends with the test."""
+    with demo_clone("pgcdc-test-demo-") as folder:
+        try:
+            yield folder
+        finally:
+            spark_server_of(folder).stop()
 
 
 def spark_server_of(clone: Path) -> SparkServer:
