@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from pgcdc_assets.errors import PgcdcError, SnapshotNeeded, WatermarkGap
+from pgcdc_assets.errors import PgcdcError, SnapshotError, SnapshotNeeded, WatermarkGap
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.policies import StepLimit
 from pgcdc_assets.raw.sizes import RowGroup
@@ -84,8 +84,10 @@ class Plan:
         Args:
             start: of the changes before the snapshot that cannot be folded.
         """
-        # The snapshot was the remedy.
-        cause = str(reason).removesuffix(str(reason.facts.get("remedy") or "")).rstrip()
+        cause = str(reason)
+        if isinstance(reason, SnapshotError):
+            # Its remedy is the snapshot, which was taken.
+            cause = cause.removesuffix(reason.remedy).rstrip()
         sentence = (
             f"The changes from {start} to {self.start} could not be merged. The snapshot at "
             f"{self.start} has their results, but the table has no versions of them: {cause}"
