@@ -27,6 +27,7 @@ class MergeReport:
         source_name: the table's name at the source in the newest folded change or snapshot; None
             without one.
         names: all names under which the folded changes arrived.
+        version: the table's version after the merge; None if the merge did not read it.
         has_committed: the merge may have written to the table; false for a table without changes
             whose watermark was not recorded.
         is_remade: the folder held data files and no log, and the table was built again from raw.
@@ -58,6 +59,7 @@ class MergeReport:
     waits_for: str = ""
     source_name: TableName | None = None
     names: frozenset[TableName] = frozenset()
+    version: int | None = None
     has_committed: bool = True
 
     @property

@@ -17,6 +17,8 @@ MAX_ADOPTED = 500
 # Dagster's storage needs 16 ms for each materialisation. If only other databases of the server
 # wrote for hours, the next merge has thousands of windows for each table.
 MAX_MATERIALIZATIONS = 1_000
+# Of one report of a run that continues, which has the next windows to merge.
+MAX_LATER_MATERIALIZATIONS = 100
 PARTITION_TAG = "dagster/partition"
 RANGE_TAGS = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
 
@@ -68,9 +70,11 @@ def find_surplus_keys(
     return [window.key for window in oldest if window.end_position <= merged_through]
 
 
-def find_shown_windows(windows: Sequence[LsnWindow], asset_count: int) -> Sequence[LsnWindow]:
+def find_shown_windows(
+    windows: Sequence[LsnWindow], asset_count: int, most: int = MAX_MATERIALIZATIONS
+) -> Sequence[LsnWindow]:
     """Return the windows that a merge materialises: the newest of the windows that it folds."""
-    return windows[-max(1, MAX_MATERIALIZATIONS // max(1, asset_count)) :]
+    return windows[-max(1, most // max(1, asset_count)) :]
 
 
 def build_shown_range_tags(

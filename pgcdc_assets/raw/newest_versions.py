@@ -87,10 +87,20 @@ class NewestVersions(Generic[T]):
         version, value = found
         mark = None if version is None else _read_mark(lake, path, version)
         if mark is not None and mark.folder_time == before:
-            if len(self._known) >= self.most:
-                self._known.clear()
-            self._known[key] = mark, value
+            self._keep(key, mark, value)
         return value
+
+    def put(self, lake: Lake, path: str, name: str, version: int, value: T) -> None:
+        """Keep a value that follows from a commit of this process, if its version is the newest."""
+        if lake.is_local or lake.is_s3:
+            mark = _read_mark(lake, path, version)
+            if mark is not None:
+                self._keep((path, name), mark, value)
+
+    def _keep(self, key: tuple[str, str], mark: _Mark, value: T) -> None:
+        if len(self._known) >= self.most:
+            self._known.clear()
+        self._known[key] = mark, value
 
     def _is_absent(self, lake: Lake, path: str, key: tuple[str, str]) -> bool:
         """Return whether a table of an S3 store does not exist, as a moment ago."""

@@ -76,6 +76,7 @@ class ScdState:
     """An SCD table as its log describes it.
 
     Attributes:
+        version: of the table.
         watermark: None for a table without a merge.
         fence: the number of this state, see `fence.py`.
         is_watermark_recorded: the watermark is recorded as the application transaction of its
@@ -86,10 +87,11 @@ class ScdState:
         row_count: None if a file has no statistics.
         has_deletion_vectors: some rows of the files are marked as deleted.
         files: the add actions from delta-rs, flattened.
-        table: the version that all this describes.
+        table: the table, at this version until `own_commits.py` has followed a commit.
     """
 
     path: str
+    version: int
     watermark: Position | None
     fence: int
     is_watermark_recorded: bool
@@ -138,7 +140,7 @@ def read_scd_state(lake: Lake, name: str, path: str) -> ScdState | None:
         return table.version() if state.files.num_rows <= _MOST_FILES else None, state
 
     with explain_read_errors(path):
-        return _STATES.get(lake, path, name, read)
+        return STATES.get(lake, path, name, read)
 
 
 def _read_state(lake: Lake, name: str, path: str, table: DeltaTable) -> ScdState:
@@ -147,6 +149,7 @@ def _read_state(lake: Lake, name: str, path: str, table: DeltaTable) -> ScdState
     metadata = table.metadata()
     return ScdState(
         path=path,
+        version=table.version(),
         watermark=read_position(RawZone(lake, name), table, path),
         fence=read_fence(table, name),
         is_watermark_recorded=is_watermark_recorded(table, name),
@@ -162,7 +165,7 @@ def _read_state(lake: Lake, name: str, path: str, table: DeltaTable) -> ScdState
 
 
 _POSITIONS = NewestVersions[Position | None](20_000)
-_STATES = NewestVersions[ScdState](2_000)
+STATES = NewestVersions[ScdState](2_000)
 # Of a state that is kept in memory.
 _MOST_FILES = 1_000
 

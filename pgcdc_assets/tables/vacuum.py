@@ -87,18 +87,23 @@ class _Ledger:
     files: dict[str, ReplacedFile] = field(default_factory=dict)
 
 
-def vacuum_after_merge(lake: Lake, path: str, keep_hours: float, ratio: float) -> VacuumReport:
-    """Delete replaced files if they exceed the table; most calls only read the table's version.
+def vacuum_after_merge(
+    lake: Lake, path: str, keep_hours: float, ratio: float, version: int | None = None
+) -> VacuumReport:
+    """Delete replaced files if they exceed the table; most calls only look at the version.
 
     Args:
         keep_hours: versions that were replaced within so many hours stay readable.
         ratio: the files are deleted if their bytes are at least this many times the bytes of the
             table, and at least `MINIMUM_BYTES`.
+        version: the version that the merge has written, if the caller knows it.
 
     Raises:
         TableDamaged: the table's log cannot be read.
         TransientError: a file could not be deleted; the next call tries again.
     """
+    if version is not None and version % _EVERY not in _LOOKS_AT:
+        return VacuumReport()
     table = open_table(lake, path)
     if table is None or table.version() % _EVERY not in _LOOKS_AT:
         return VacuumReport()

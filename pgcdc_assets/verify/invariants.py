@@ -30,14 +30,14 @@ from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify.added_defaults import count_missing, find_added_columns
 from pgcdc_assets.verify.findings import Findings, Rule
 from pgcdc_assets.verify.history_rules import HistoryRules, ended_after
-from pgcdc_assets.verify.image_rules import count_duplicates
+from pgcdc_assets.verify.image_rules import count_duplicates, count_small_duplicates
 from pgcdc_assets.verify.merge_key import MergeKey
 from pgcdc_assets.verify.scd1_vs_scd2 import PairComparison, find_pair
 from pgcdc_assets.verify.table_version import TableVersion, read_pinned, read_table_version
 from pgcdc_assets.verify.unexplained_ends import find_explainable_ends, read_leaving_changes
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _UNORDERED = "an epoch begins at a lower LSN than the end of the previous epoch"
 
@@ -102,7 +102,6 @@ class _Check:
             pinned = read_table_version(self.zone, path, name, epochs)
             begin = None
             if pinned.key:
-                tune(self.session, 0, pinned.size_bytes)
                 begin = self._begin(pinned, epochs)
                 if self.scd == 1:
                     self._check_image(pinned, begin)
@@ -139,17 +138,26 @@ class _Check:
         return lsn if pinned.watermark.epoch == epoch or pinned.is_ordered(epochs) else None
 
     def _check_image(self, pinned: TableVersion, begin: Lsn | None) -> None:
-        rows = read_pinned(self.session, pinned, is_small=self._is_small(pinned))
-        key = MergeKey(pinned.key, dict(rows.dtypes))
-        if pinned.key_since is not None and DELETED in pinned.columns:
-            rows = rows.where(f"NOT ({DELETED} AND ({key.lacks_value()}))")
-        self.row_count, duplicates = count_duplicates(self.session, rows, key, begin)
-        self.violations[Rule.DUPLICATE_KEYS] = duplicates
+        has_keyless = pinned.key_since is not None and DELETED in pinned.columns
+        found = None
+        if self._is_small(pinned) and not has_keyless:
+            found = count_small_duplicates(self.zone, pinned)
+        if found is None:
+            rows = self._read(pinned)
+            key = MergeKey(pinned.key, dict(rows.dtypes))
+            if has_keyless:
+                rows = rows.where(f"NOT ({DELETED} AND ({key.lacks_value()}))")
+            found = count_duplicates(self.session, rows, key, begin)
+        self.row_count, self.violations[Rule.DUPLICATE_KEYS] = found
+
+    def _read(self, pinned: TableVersion) -> DataFrame:
+        tune(self.session, 0, pinned.size_bytes)
+        return read_pinned(self.session, pinned, is_small=self._is_small(pinned))
 
     def _check_history(
         self, pinned: TableVersion, begin: Lsn | None, epochs: Sequence[Epoch]
     ) -> None:
-        rows = read_pinned(self.session, pinned, is_small=self._is_small(pinned))
+        rows = self._read(pinned)
         if pinned.key_since is not None:
             rows = rows.where(ended_after(pinned.key_since))
         key = MergeKey(pinned.key, dict(rows.dtypes))
@@ -190,7 +198,7 @@ class _Check:
         if not (pinned.is_ordered(epochs) or set(EPOCH_COLUMNS) <= set(pinned.columns)):
             self.not_judged[Rule.MISSING_DEFAULTS] = _UNORDERED
             return
-        rows = read_pinned(self.session, pinned, is_small=self._is_small(pinned))
+        rows = self._read(pinned)
         newest = next(e for e in epochs if pinned.watermark and e.epoch == pinned.watermark.epoch)
         tracked = self.table.tracked
         self.violations[Rule.MISSING_DEFAULTS] = count_missing(rows, added, newest, tracked)

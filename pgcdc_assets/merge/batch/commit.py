@@ -32,6 +32,7 @@ from pgcdc_assets.raw.delta_log import FOLDER, commit_path
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.fence import Step, fence_transactions
+from pgcdc_assets.tables.own_commits import following
 from pgcdc_assets.tables.source_columns import SOURCE
 from pgcdc_assets.tables.state import ScdState, is_written, keep_checkpoints
 
@@ -88,6 +89,15 @@ def replace_rows(zone: RawZone, state: ScdState, rows: pa.Table, step: Step) -> 
     """
     added = _write_file(zone, state.path, rows)
     failpoints.reach(failpoints.BEFORE_BATCH_COMMIT)
+    with following(zone, state, step) as is_current:
+        if not is_current:
+            _discard(zone, state.path, added)
+            raise CommitConflict
+        _commit(zone, state, added, step)
+        keep_checkpoints(zone.lake, state.path, state.table)
+
+
+def _commit(zone: RawZone, state: ScdState, added: Sequence[AddAction], step: Step) -> None:
     assert step.position is not None
     try:
         state.table.create_write_transaction(
@@ -110,7 +120,6 @@ def replace_rows(zone: RawZone, state: ScdState, rows: pa.Table, step: Step) -> 
                 raise
             _discard(zone, state.path, added)
             raise CommitConflict from error
-    keep_checkpoints(zone.lake, state.path, state.table)
 
 
 def create_table(zone: RawZone, path: str, schema: TableSchema, rows: pa.Table, step: Step) -> None:

@@ -165,6 +165,7 @@ class SmallMerges:
             rows_deleted=contents.deleted,
             rows_rescued=_count_rescued(contents.rows, int(plan.start)),
             row_count=contents.rows.num_rows,
+            version=0 if state is None else state.version + 1,
             seconds=time.monotonic() - begun,
         )
 

@@ -37,7 +37,7 @@ APART = "apart"
 # Of one table in one step.
 MOST_CHANGES = 20_000
 MOST_CHANGE_BYTES = 8 * 1024 * 1024
-MOST_TABLE_BYTES = 4 * 1024 * 1024
+MOST_TABLE_BYTES = 16 * 1024 * 1024
 
 # Table features that do not concern a writer of whole files.
 _FEATURES = frozenset({"appendOnly", "deletionVectors", "invariants", "timestampNtz"})

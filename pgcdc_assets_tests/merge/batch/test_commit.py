@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,13 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.merge import MergeReport, merge_tables
+from pgcdc_assets.merge.batch import commit as module
+from pgcdc_assets.raw.newest_versions import NewestVersions
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table
-from pgcdc_assets.tables.state import read_watermark
+from pgcdc_assets.tables import state
+from pgcdc_assets.tables.state import ScdState, read_scd_state, read_watermark
 from pgcdc_assets_tests.support.merge.history import (
     Landing,
     column,
@@ -176,6 +180,58 @@ def test_an_emptied_table_has_no_file_and_is_filled_again(
     landing.land([delete("7", None)])
     assert merge(spark, landing, target).row_count == 0
     assert merges_by_spark(path) == 0
+
+
+def test_the_state_after_a_commit_is_kept_as_it_would_be_read(
+    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a rescued value, without a row, and for the third version after a checkpoint."""
+    landing = Landing(zone, [relation(column("id"), column("v", "date"))])
+    landing.begin([["1", "2020-01-01"], ["2", None]])
+    landing.land([])
+    target = CdcTable("shop", "items")
+    path = merge(spark, landing, target).path
+    steps = [[insert("3", "infinity")], [update("1", "infinity"), delete("2", None)], [truncate()]]
+    steps += [[insert(str(number), "2020-01-01")] for number in range(4, 14)]
+    for step in steps:
+        landing.land(step)
+        merge(spark, landing, target)
+        with monkeypatch.context() as patched:
+            patched.setattr(state, "open_table", None)
+            kept = read_scd_state(zone.lake, zone.name, path)
+        with monkeypatch.context() as patched:
+            patched.setattr(state, "STATES", NewestVersions[ScdState](1))
+            read = read_scd_state(zone.lake, zone.name, path)
+        assert kept is not None
+        assert read is not None
+        # delta-rs writes the metadata of a column in any order.
+        assert replace(kept, schema="") == replace(read, schema="")
+        assert json.loads(kept.schema) == json.loads(read.schema)
+        names = sorted(kept.files.column_names)
+        assert names == sorted(read.files.column_names)
+        assert kept.files.select(names) == read.files.select(names)
+        assert kept.rescued == read.rescued
+        assert kept.table.version() == kept.version == read.version
+    assert merges_by_spark(path) == 0
+
+
+def test_a_commit_of_another_process_after_the_own_one_is_read(
+    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    landing = RACES["whole_table"].land_snapshot(zone)
+    target = CdcTable("shop", "items")
+    path = merge(spark, landing, target).path
+    landing.land([update("1", "x")])
+
+    def commit(*_: object) -> None:
+        table = DeltaTable(path)
+        table.create_write_transaction([], "append", table.schema())
+
+    monkeypatch.setattr(module, "keep_checkpoints", commit)
+    merge(spark, landing, target)
+    found = read_scd_state(zone.lake, zone.name, path)
+    assert found is not None
+    assert found.version == DeltaTable(path).version() == found.table.version()
 
 
 @pytest.mark.sampled

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import TransientError
-from pgcdc_assets.orchestration.assets import scd
+from pgcdc_assets.orchestration.assets import merge_rounds
 from pgcdc_assets.policies import RetentionPolicy
 from pgcdc_assets.tables import vacuum
 from pgcdc_assets.tables.state import table_path
@@ -96,7 +96,7 @@ def test_a_merge_succeeds_if_replaced_files_cannot_be_deleted(
     def fail(*_: object) -> None:
         raise TransientError(reason="Replaced files of the Delta table cannot be deleted")
 
-    monkeypatch.setattr(scd, "vacuum_after_merge", fail)
+    monkeypatch.setattr(merge_rounds, "vacuum_after_merge", fail)
     orchestrated.copy()
     [result] = merge_some(orchestrated, 1)
     assert result.success
