@@ -14,6 +14,7 @@ from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.state import table_path
 
 
+@pytest.mark.sampled
 @pytest.mark.postgres
 @pytest.mark.spark
 def test_arrays_are_merged_with_types_and_as_text(

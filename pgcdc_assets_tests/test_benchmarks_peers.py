@@ -68,6 +68,7 @@ class Recvlogical:
         return Reading(stream.changes, usage.seconds, usage)
 
 
+@pytest.mark.sampled
 @pytest.mark.postgres
 @pytest.mark.slow
 def test_both_sides_of_a_capture_are_timed_from_fork_to_exit(server: Source) -> None:
@@ -79,6 +80,7 @@ def test_both_sides_of_a_capture_are_timed_from_fork_to_exit(server: Source) -> 
     assert ours.peak_mb > 100
 
 
+@pytest.mark.sampled
 @pytest.mark.postgres
 @pytest.mark.slow
 def test_a_failed_tool_has_a_reason_and_other_tools_are_measured(

@@ -52,6 +52,7 @@ def _source(database: Database, oid: int) -> list[list[str | None]]:
     return sorted(([str(value) for value in row] for row in rows), key=repr)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("first", ["first copy", "later copy"])
 @pytest.mark.parametrize("name", _CHANGES)
 def test_a_table_that_changes_between_two_ranges_is_copied_as_it_is_afterwards(

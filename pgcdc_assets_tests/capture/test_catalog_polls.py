@@ -232,6 +232,7 @@ _PUBLICATION = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 def test_a_gap_of_the_publication_is_found_for_the_tables_concerned(
     capturing: Capturing, role: str
 ) -> None:

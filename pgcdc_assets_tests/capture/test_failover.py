@@ -243,6 +243,7 @@ def test_after_a_failover_to_a_standby_without_the_slot_the_capture_stops_until_
     assert _ids(zone) == [1, 3]
 
 
+@pytest.mark.sampled
 def test_after_a_failover_that_lost_captured_wal_the_capture_stops_until_it_is_renewed(
     pair: Pair, zone: RawZone
 ) -> None:
@@ -282,6 +283,7 @@ def test_after_a_failover_that_lost_captured_wal_the_capture_stops_until_it_is_r
     assert _errors(pair.new, zone) == []
 
 
+@pytest.mark.sampled
 def test_a_standby_is_the_source_of_snapshots_and_windows(pair: Pair, zone: RawZone) -> None:
     """B17: a slot of the standby needs a record of running transactions from the primary."""
     slot, settings = "pgcdc_of_standby", pair.new.settings()

@@ -71,6 +71,7 @@ def test_an_added_table_is_complete_and_delays_no_other_table(
     assert capturing.texts("t") == [["2"], ["3"]]
 
 
+@pytest.mark.sampled
 def test_a_table_that_leaves_during_its_snapshot_leaves_no_rows(capturing: Capturing) -> None:
     """C10: its snapshot is killed, the table is dropped, and a new table gets the name."""
     _start(capturing)

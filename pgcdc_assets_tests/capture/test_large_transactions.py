@@ -88,6 +88,7 @@ def test_a_transaction_of_many_rows_and_subtransactions_is_landed_in_little_memo
     assert start < capturing.confirmed() == window.end
 
 
+@pytest.mark.sampled
 def test_a_table_of_800_columns_is_captured_in_little_memory(capturing: Capturing) -> None:
     """D16: a batch is bounded by its values as well as by its bytes."""
     nulls = ", ".join(f"c{number} int" for number in range(799))
@@ -102,6 +103,7 @@ def test_a_table_of_800_columns_is_captured_in_little_memory(capturing: Capturin
     assert int(peak_mb) < 550
 
 
+@pytest.mark.sampled
 def test_a_row_of_200_mb_lands_and_the_stream_continues(capturing: Capturing) -> None:
     """D16."""
     capturing.begin("create table t (id int, v text)")

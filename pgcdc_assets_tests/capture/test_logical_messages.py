@@ -33,6 +33,7 @@ def found(capturing: Capturing) -> list[tuple[bool, str, str]]:
     return [(r["xid"] != 0, *r["new"]) for r in capturing.rows() if r["op"] == "M"]
 
 
+@pytest.mark.sampled
 @pytest.mark.every_pg
 def test_a_non_transactional_message_lands_once_wherever_its_window_ends(
     capturing: Capturing,
@@ -138,6 +139,7 @@ def test_after_a_kill_a_message_whose_record_crosses_the_border_lands_once(
     assert [content for *_, content in found(capturing)] == ["first", "second", "third"]
 
 
+@pytest.mark.sampled
 def test_contents_of_any_bytes_and_size_keep_their_bytes(capturing: Capturing) -> None:
     capturing.begin("create table t (id int)")
     odd = 'a "b" \\x \N{SNOWMAN} {c}; --'

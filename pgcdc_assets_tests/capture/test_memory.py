@@ -11,6 +11,7 @@ from pgcdc_assets_tests.support.captures import Capturing
 pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
+@pytest.mark.sampled
 def test_rows_of_many_large_values_are_captured_in_little_memory(capturing: Capturing) -> None:
     """A row has 2 MB in 200 columns, and all rows together have 300 MB."""
     columns = ", ".join(f"c{number} text" for number in range(200))

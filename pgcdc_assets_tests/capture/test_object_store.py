@@ -29,6 +29,7 @@ def stored(capturing: Capturing, s3_lake: Lake) -> Capturing:
     return dataclasses.replace(capturing, zone=zone)
 
 
+@pytest.mark.sampled
 def test_windows_are_captured_into_the_store(stored: Capturing, store_proxy: StoreProxy) -> None:
     window = stored.begin_with_one_insert()
     stored.capture(window)
@@ -46,6 +47,7 @@ def test_windows_are_captured_into_the_store(stored: Capturing, store_proxy: Sto
     assert entries and all(request.is_conditional for request in entries)
 
 
+@pytest.mark.sampled
 def test_a_commit_whose_answer_is_lost_is_landed_once(
     stored: Capturing, store_proxy: StoreProxy
 ) -> None:
@@ -85,6 +87,7 @@ def test_a_short_fault_is_retried(what: str, stored: Capturing, store_proxy: Sto
     assert stored.texts("t") == [["1"]]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("part", [".parquet", "_delta_log/"])
 @pytest.mark.parametrize("what", ["SlowDown", "cut", "ExpiredToken"])
 def test_a_long_fault_loses_nothing(

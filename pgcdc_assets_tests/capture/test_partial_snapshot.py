@@ -65,6 +65,7 @@ def keyed(pipeline: Pipeline) -> Pipeline:
     return pipeline
 
 
+@pytest.mark.sampled
 def test_a_predicate_is_one_condition_and_errors_do_not_quote_it(keyed: Pipeline) -> None:
     """C12: a refused request reads nothing, changes nothing and shows no value."""
     for predicate, reason in REFUSED.items():

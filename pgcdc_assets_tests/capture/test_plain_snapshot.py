@@ -127,6 +127,7 @@ def test_plain_snapshots_are_exact_while_writers_commit(
         assert replay_changes(changes, rows, lsn) == source
 
 
+@pytest.mark.sampled
 def test_a_transaction_whose_commit_is_not_visible_yet_prevents_the_proof(
     own_server: EmbeddedServer, zone: RawZone
 ) -> None:
@@ -169,6 +170,7 @@ def test_a_transaction_whose_commit_is_not_visible_yet_prevents_the_proof(
     assert sorted(exported[0]) == [["1", "0"], ["2", "0"]]
 
 
+@pytest.mark.sampled
 def test_active_and_prepared_transactions_prevent_the_proof(
     own_server: EmbeddedServer, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:

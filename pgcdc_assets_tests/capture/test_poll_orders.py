@@ -132,6 +132,7 @@ def test_the_first_poll_for_a_lake_of_an_earlier_release_has_no_events(
     assert shown(poll(capturing)) == ["t column_added b"]
 
 
+@pytest.mark.sampled
 def test_a_killed_capture_leaves_no_relation_version_without_its_event(
     capturing: Capturing,
 ) -> None:

@@ -85,6 +85,7 @@ def test_killed_captures_land_each_row_once(
     assert stored_row_count(capturing) == 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "failpoint", [failpoints.AFTER_TWO_PHASE_RECORDED, failpoints.AFTER_PREPARED_REMOVAL]
 )
@@ -104,6 +105,7 @@ def test_a_kill_at_the_switch_and_after_the_removal(capturing: Capturing, failpo
     assert stored_gids(capturing) == []
 
 
+@pytest.mark.sampled
 def test_the_server_restarts_between_prepare_and_commit(
     own_server: EmbeddedServer, lake: Lake
 ) -> None:

@@ -86,6 +86,7 @@ def test_any_gid_is_found_again(begun: Capturing, gid: str) -> None:
     assert stored_gids(begun) == []
 
 
+@pytest.mark.sampled
 def test_a_gid_is_used_again(begun: Capturing) -> None:
     """Each use ends in a window of its own, and one transaction of the file stays open."""
     begun.database.prepare("open", "insert into t values (9, 'open')")

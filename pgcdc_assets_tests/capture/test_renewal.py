@@ -38,6 +38,7 @@ def _drop_slot(pipeline: Pipeline) -> None:
     pipeline.database.execute(f"select pg_drop_replication_slot('{pipeline.slot}')")
 
 
+@pytest.mark.sampled
 def test_after_a_dropped_slot_the_tables_of_a_new_epoch_equal_the_source(
     pipeline: Pipeline,
 ) -> None:
@@ -60,6 +61,7 @@ def test_after_a_dropped_slot_the_tables_of_a_new_epoch_equal_the_source(
     assert len(pipeline.rows()) == 40
 
 
+@pytest.mark.sampled
 def test_a_slot_recreated_by_another_program_stops_the_capture_until_renewal(
     pipeline: Pipeline,
 ) -> None:
@@ -82,6 +84,7 @@ def test_a_slot_recreated_by_another_program_stops_the_capture_until_renewal(
     assert [row[0] for row in pipeline.rows()] == [1, 2, 3]
 
 
+@pytest.mark.sampled
 def test_after_a_restore_of_the_server_a_new_epoch_continues(pipeline: Pipeline) -> None:
     """After a restore or failover the captured WAL ends above the server's WAL."""
     pipeline.start(_TABLE, "insert into t values (1, 'a')")
@@ -144,6 +147,7 @@ def test_a_capture_without_an_epoch_has_nothing_to_renew(pipeline: Pipeline) -> 
         _renew(pipeline)
 
 
+@pytest.mark.sampled
 def test_tables_without_a_snapshot_in_the_new_epoch_are_not_merged(pipeline: Pipeline) -> None:
     """H11: changes between two epochs are lost, so a merge would corrupt the table."""
     pipeline.start(_TABLE, "insert into t values (1, 'a')")

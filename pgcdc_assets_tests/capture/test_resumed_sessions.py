@@ -45,6 +45,7 @@ def beside(capturing: Capturing, *statements: str) -> Iterator[None]:
     thread.join(30)
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("wire")
 def test_a_lost_connection_is_resumed_from_the_last_landed_window(
     capturing: Capturing, proxy: TcpProxy
@@ -80,6 +81,7 @@ def test_a_lost_connection_is_resumed_from_the_last_landed_window(
     assert capturing.confirmed() == second.end
 
 
+@pytest.mark.sampled
 def test_a_session_continues_after_restarts_of_the_server(
     own_server: EmbeddedServer, tmp_path: Path
 ) -> None:

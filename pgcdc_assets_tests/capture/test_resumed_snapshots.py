@@ -168,6 +168,7 @@ def test_the_snapshot_of_a_table_without_a_key_is_not_resumed(
     assert is_exact(database, zone, report)
 
 
+@pytest.mark.sampled
 def test_ranges_of_a_completed_snapshot_are_not_reused(database: Database, zone: RawZone) -> None:
     """C3: the run is killed between the commit of the rows and the removal of the ranges."""
     database.execute(TABLE.format(rows=400))
@@ -222,6 +223,7 @@ def test_a_range_with_a_missing_file_is_read_again(database: Database, zone: Raw
     assert report.ranges_continued == 3
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_terminated_snapshot_ends_soon_and_keeps_its_ranges(
     database: Database, zone: RawZone, count: int
@@ -262,6 +264,7 @@ def test_progress_is_reported_after_each_range(database: Database, zone: RawZone
     assert sum(file.row_count for file in data_files(loaded)) == 400
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 def test_a_server_that_restarts_during_a_snapshot_loses_no_row(
     own_server: EmbeddedServer, zone: RawZone, monkeypatch: pytest.MonkeyPatch, mode: StopMode

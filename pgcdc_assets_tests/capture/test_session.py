@@ -75,6 +75,7 @@ def test_a_session_verifies_captured_windows_and_refuses_others(capturing: Captu
     assert len(capturing.rows()) == 3
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("failpoint", [
     failpoints.MID_STREAM,
     failpoints.BEFORE_DELTA_COMMIT,
@@ -172,6 +173,7 @@ def _random_history(capturing: Capturing, decide: random.Random) -> None:
                 )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("batch_bytes", [4_096, 8_000_000])
 def test_a_session_of_many_windows_lands_the_same_rows_as_single_windows(
     capturing: Capturing, tmp_path: Path, seed: int, batch_bytes: int

@@ -50,6 +50,7 @@ def _exceeded_in_the_first(count: int) -> Callable[[SnapshotLimits], str | None]
     return exceeded
 
 
+@pytest.mark.sampled
 def test_a_long_snapshot_run_uses_several_snapshots_of_the_server(
     database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

@@ -38,6 +38,7 @@ def _slot(database: Database) -> str:
     return f"s_{database.name}"
 
 
+@pytest.mark.sampled
 @pytest.mark.every_pg
 @pytest.mark.slow
 def test_snapshots_meet_the_stream_exactly_while_writers_continue(
@@ -95,6 +96,7 @@ def _run(database: Database, zone: RawZone, failpoint: str, parallelism: int = 1
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("failpoint", "complete"),
     [

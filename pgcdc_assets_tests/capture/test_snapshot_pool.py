@@ -28,6 +28,7 @@ def zone(tmp_path: Path) -> RawZone:
     return RawZone(Lake(str(tmp_path / "lake")), "test")
 
 
+@pytest.mark.sampled
 @pytest.mark.every_pg
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_each_row_of_a_table_in_ranges_is_read_once(
@@ -60,6 +61,7 @@ def test_each_row_of_a_table_in_ranges_is_read_once(
     await_no_sessions(database)
 
 
+@pytest.mark.sampled
 @pytest.mark.every_pg
 def test_ranges_of_a_partitioned_table_cover_every_partition(
     database: Database, zone: RawZone

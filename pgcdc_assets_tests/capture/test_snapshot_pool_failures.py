@@ -45,6 +45,7 @@ def zone(tmp_path: Path) -> RawZone:
     return RawZone(Lake(str(tmp_path / "lake")), "test")
 
 
+@pytest.mark.sampled
 def test_a_failed_range_does_not_affect_complete_ranges(database: Database, zone: RawZone) -> None:
     """C5: the server reports an error in the middle of the rows. The other table is complete."""
     database.execute(

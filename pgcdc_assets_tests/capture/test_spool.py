@@ -81,6 +81,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.sampled
 def test_the_next_process_removes_the_folder_of_a_killed_one_and_no_other(tmp_path: Path) -> None:
     common = tmp_path / "spool"
     processes = [

@@ -76,6 +76,7 @@ def _between_ranges(
     return begun
 
 
+@pytest.mark.sampled
 @pytest.mark.every_pg
 def test_first_and_later_copies_of_a_standby_meet_the_stream_while_writers_write(
     source: Source, zone: RawZone, seed: int
@@ -187,6 +188,7 @@ def test_a_table_that_is_altered_during_its_copy_gets_another_snapshot(
         resumed.join()
 
 
+@pytest.mark.sampled
 def test_a_killed_copy_leaves_the_replay_running_and_continues_from_the_standby(
     source: Source, zone: RawZone
 ) -> None:

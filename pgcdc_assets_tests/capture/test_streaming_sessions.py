@@ -92,6 +92,7 @@ def check_equal(capturing: Capturing, whole: Capturing, windows: list[LsnWindow]
     assert capturing.confirmed() == whole.confirmed() == windows[-1].end
 
 
+@pytest.mark.sampled
 def test_after_a_kill_at_each_step_a_streaming_session_lands_each_change_once(
     capturing: Capturing, tmp_path: Path
 ) -> None:

@@ -68,6 +68,7 @@ def rooted(capturing: Capturing) -> Capturing:
     return capturing
 
 
+@pytest.mark.sampled
 def test_a_partition_that_never_had_a_row_needs_no_snapshot(rooted: Capturing) -> None:
     """E3, E5: `pg_partman` creates a table without rows and attaches it, ahead of time."""
     execute = rooted.database.execute

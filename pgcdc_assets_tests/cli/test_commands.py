@@ -110,6 +110,7 @@ def test_an_unavailable_server_is_one_sentence_with_status_3(command: str, tmp_p
     assert "sesame" not in line
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("command", ["verify --name nope", "resnapshot nope"])
 def test_a_wrong_name_is_one_sentence(command: str) -> None:
     done = pgcdc(*command.split())
@@ -118,6 +119,7 @@ def test_a_wrong_name_is_one_sentence(command: str) -> None:
     assert line.startswith("pgcdc: There is no capture named nope")
 
 
+@pytest.mark.sampled
 def test_the_error_names_the_file_with_the_output_of_libraries(tmp_path: Path) -> None:
     (tmp_path / "noisy_location.py").write_text(
         "import os, subprocess, warnings\n"

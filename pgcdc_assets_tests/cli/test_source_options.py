@@ -34,6 +34,7 @@ def _lines(command: str, word: str, capsys: pytest.CaptureFixture[str]) -> list[
     return [line.strip() for line in capsys.readouterr().out.splitlines() if word in line]
 
 
+@pytest.mark.sampled
 @pytest.mark.every_pg
 def test_prepared_transactions_are_printed_with_age_and_remedy(
     project: Path,

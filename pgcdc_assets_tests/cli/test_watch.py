@@ -38,6 +38,7 @@ def read_twice(process: subprocess.Popen[str]) -> None:
         assert any("nothing is captured yet" in line for line in iter(process.stdout.readline, ""))
 
 
+@pytest.mark.sampled
 def test_a_watch_repeats_and_ends_cleanly_at_an_interrupt(
     database: Database, tmp_path: Path
 ) -> None:
@@ -52,6 +53,7 @@ def test_a_watch_repeats_and_ends_cleanly_at_an_interrupt(
     assert "\x1b" not in out
 
 
+@pytest.mark.sampled
 def test_a_watch_ends_cleanly_with_the_reader_of_its_pipe(
     database: Database, tmp_path: Path
 ) -> None:

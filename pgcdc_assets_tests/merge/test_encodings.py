@@ -31,6 +31,7 @@ def latin1(database: Database) -> Iterator[Database]:
         yield found
 
 
+@pytest.mark.sampled
 def test_a_latin1_database_is_merged_by_snapshot_and_by_stream(
     latin1: Database, spark: SparkSession, zone: RawZone
 ) -> None:

@@ -47,6 +47,7 @@ def german_server(
             shutil.rmtree(folder)
 
 
+@pytest.mark.sampled
 def test_money_of_a_database_with_another_locale_is_the_exact_amount(
     german_server: EmbeddedServer, spark: SparkSession, zone: RawZone
 ) -> None:

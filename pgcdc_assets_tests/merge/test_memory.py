@@ -33,6 +33,7 @@ print(f"{type(report.error).__name__}: {report.error}")
 """
 
 
+@pytest.mark.sampled
 def test_the_error_of_a_row_that_exceeds_the_heap_has_the_remedy(zone: RawZone) -> None:
     """D16: nothing is committed."""
     landing = Landing(zone, [relation(column("id"), column("doc", "text"))])

@@ -167,6 +167,7 @@ def test_a_merge_that_is_overtaken_by_a_rebuild_writes_nothing(
     assert BAG.contents(spark, path) == BAG.outcome
 
 
+@pytest.mark.sampled
 def test_a_merge_planned_before_an_idle_watermark_advanced_writes_nothing(
     spark: SparkSession, zone: RawZone
 ) -> None:
@@ -183,6 +184,7 @@ def test_a_merge_planned_before_an_idle_watermark_advanced_writes_nothing(
     assert BAG.contents(spark, path) == BAG.outcome
 
 
+@pytest.mark.sampled
 def test_a_merge_that_is_killed_before_it_records_its_watermark_is_not_repeated(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,6 +218,7 @@ def test_a_table_without_a_fence_is_merged(spark: SparkSession, zone: RawZone) -
     assert _position(landing, BAG.target) == (1, last.end)
 
 
+@pytest.mark.sampled
 def test_a_merge_adds_one_commit_without_rows_to_the_log(
     spark: SparkSession, zone: RawZone
 ) -> None:

@@ -80,6 +80,7 @@ def own_pipeline(
     yield Pipeline(create_database(own_server), zone, spark)
 
 
+@pytest.mark.sampled
 def test_a_table_is_rebuilt_with_the_source_switched_off(own_pipeline: Pipeline) -> None:
     """H4."""
     pipeline = own_pipeline
@@ -162,6 +163,7 @@ def test_a_history_is_rebuilt_exactly_with_the_source_switched_off(own_pipeline:
     assert history(pipeline) == before
 
 
+@pytest.mark.sampled
 def test_a_damaged_table_is_rebuilt_and_merges_continue(pipeline: Pipeline) -> None:
     fill(pipeline)
     table = delta_table(pipeline.path())

@@ -14,6 +14,7 @@ from pgcdc_assets_tests.support.merge.pipeline import Pipeline
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 
+@pytest.mark.sampled
 def test_a_window_merged_again_changes_nothing(pipeline: Pipeline) -> None:
     """H1: no row changes, and the table gets no new version."""
     pipeline.start("create table t (id int primary key, v int)", "insert into t values (1, 0)")
@@ -28,6 +29,7 @@ def test_a_window_merged_again_changes_nothing(pipeline: Pipeline) -> None:
     assert pipeline.rows() == [(1, 1)]
 
 
+@pytest.mark.sampled
 def test_an_older_window_merged_after_a_newer_one_does_not_regress(pipeline: Pipeline) -> None:
     """H2: a merge of the newest window folds all earlier windows. Their merges have no effect."""
     pipeline.start("create table t (id int primary key, v int)", "insert into t values (1, 0)")

@@ -67,6 +67,7 @@ def test_a_deleted_window_is_not_captured_again(pipeline: Pipeline) -> None:
     pipeline.assert_equal()
 
 
+@pytest.mark.sampled
 def test_a_table_whose_watermark_is_below_the_floor_is_not_merged(pipeline: Pipeline) -> None:
     """H5: the merge of a table that was not merged for long is requested too late."""
     windows = three_windows(pipeline)
@@ -84,6 +85,7 @@ def test_a_table_whose_watermark_is_below_the_floor_is_not_merged(pipeline: Pipe
     pipeline.assert_equal()
 
 
+@pytest.mark.sampled
 def test_a_rebuild_from_below_the_floor_needs_a_later_snapshot(
     pipeline: Pipeline,
 ) -> None:

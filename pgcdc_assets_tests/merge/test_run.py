@@ -60,6 +60,7 @@ def _rows(spark: SparkSession, report: MergeReport, *names: str) -> list[tuple[A
     return sorted((tuple(row) for row in frame.select(*quoted).collect()), key=repr)
 
 
+@pytest.mark.sampled
 def test_columns_and_tables_may_have_any_name(spark: SparkSession, lake: Lake) -> None:
     names = ["Key Part", "a.b", "a,b;c=(d)", "back`tick", "quo\"te's", "ключ😀", "new\nline"]
     made = relation(
@@ -86,6 +87,7 @@ def test_columns_and_tables_may_have_any_name(spark: SparkSession, lake: Lake) -
     assert [row[-1] for row in rows] == [{"n": "0044-03-15 BC"}, {"n": "infinity"}]
 
 
+@pytest.mark.sampled
 def test_an_added_column_is_null_in_older_rows_and_filled_in_newer_ones(
     spark: SparkSession, zone: RawZone
 ) -> None:
@@ -111,6 +113,7 @@ def test_an_added_column_is_null_in_older_rows_and_filled_in_newer_ones(
     assert report.row_count == 3
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("scd", [1, 2])
 def test_a_wide_table_has_statistics_of_system_columns(
     spark: SparkSession, zone: RawZone, scd: int
@@ -140,6 +143,7 @@ def test_a_change_of_columns_that_cannot_be_replayed_is_refused(
     assert _watermark(zone) == landing.windows[0].end
 
 
+@pytest.mark.sampled
 def test_a_history_reports_the_changes_that_a_snapshot_replaces(
     spark: SparkSession, zone: RawZone
 ) -> None:
@@ -176,6 +180,7 @@ def test_a_recreated_table_needs_a_snapshot(spark: SparkSession, zone: RawZone) 
     assert "created again" in str(error)
 
 
+@pytest.mark.sampled
 def test_keys_that_their_type_cannot_hold_are_distinguished_by_their_texts(
     spark: SparkSession, zone: RawZone
 ) -> None:
@@ -195,6 +200,7 @@ def test_keys_that_their_type_cannot_hold_are_distinguished_by_their_texts(
     ]
 
 
+@pytest.mark.sampled
 def test_a_missing_unchanged_value_stops_the_table(spark: SparkSession, zone: RawZone) -> None:
     """An unknown value never becomes NULL, by a MERGE or in an empty table."""
     landing = Landing(zone, [relation(column("id"), column("v", "text"))])
@@ -247,6 +253,7 @@ def test_the_watermark_is_in_the_commit_of_the_rows(spark: SparkSession, zone: R
         assert versions[zone.app_id(1)] == landing.windows[-1].end
 
 
+@pytest.mark.sampled
 def test_tables_merged_in_parallel_have_separate_watermarks(
     spark: SparkSession, zone: RawZone
 ) -> None:
@@ -330,6 +337,7 @@ def test_a_folder_has_the_name_of_its_table(lake: Lake) -> None:
     assert all(Path(path).parent == Path(lake.path("n", "scd1", "s")) for path in odd)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("target", "comes"),
     [

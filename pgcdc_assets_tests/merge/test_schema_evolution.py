@@ -44,6 +44,7 @@ def test_a_deleted_row_from_before_a_default_is_removed(pipeline: Pipeline, scd:
     assert [(r.id, r.n) for r in found.collect()] == [(3, 6), (4, 5), (20, 5)]
 
 
+@pytest.mark.sampled
 def test_a_column_of_a_type_that_the_table_has_not_had_is_added(pipeline: Pipeline) -> None:
     """F1: Delta has a table feature for timestamps without a time zone."""
     pipeline.start("create table t (id int primary key)", "insert into t values (1)")

@@ -15,6 +15,7 @@ from pgcdc_assets_tests.support.merge.pipeline import Pipeline
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 
+@pytest.mark.sampled
 def test_a_table_whose_new_column_has_the_name_of_a_system_column_waits_for_another_name(
     database: Database, spark: SparkSession, zone: RawZone
 ) -> None:

@@ -57,6 +57,7 @@ def _waits(database: Database, application: str) -> bool:
     return bool(database.value(statement, (application,)))
 
 
+@pytest.mark.sampled
 @pytest.mark.every_pg
 def test_a_copy_that_is_in_a_deadlock_with_the_replay_is_in_conflict(source: Source) -> None:
     """C3, SQLSTATE 40P01: the copy waits for a lock of the replay, and the replay for the copy's.

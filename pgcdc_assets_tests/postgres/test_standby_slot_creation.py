@@ -39,6 +39,7 @@ def _slots(source: Source) -> list[str]:
     return [name for (name,) in source.standby.query("select slot_name from pg_replication_slots")]
 
 
+@pytest.mark.sampled
 def test_an_idle_primary_helps_the_creation(source: Source, settings: ConnectionSettings) -> None:
     """B17: an idle primary writes no record of its running transactions by itself."""
     with create_slot(replace(settings, lock_timeout_ms=60_000), _slot(source)) as made:

@@ -56,6 +56,7 @@ def test_polling_asks_for_the_newest_commit_alone(zone: RawZone, store_proxy: St
     assert store_proxy.counts() == {"HEAD": 20}
 
 
+@pytest.mark.sampled
 def test_each_landing_is_noticed(zone: RawZone) -> None:
     for number in range(1, 13):
         end = land(again(zone), number)

@@ -145,6 +145,7 @@ def _record(uri: str, process: int) -> int:
     return count
 
 
+@pytest.mark.sampled
 def test_two_concurrent_processes_store_each_event_once(zone: RawZone) -> None:
     with ProcessPoolExecutor(
         2, mp_context=_SPAWN, initializer=_take_barrier, initargs=(_SPAWN.Barrier(2),)

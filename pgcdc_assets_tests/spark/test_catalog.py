@@ -72,6 +72,7 @@ def test_settings_of_a_catalog_are_checked() -> None:
             CatalogPolicy(**wrong)
 
 
+@pytest.mark.sampled
 @pytest.mark.spark
 def test_tables_are_found_by_name_and_entries_of_other_tables_stay(
     spark: SparkSession, tmp_path: Path

@@ -130,6 +130,7 @@ def test_an_interrupted_start_leaves_no_process(clone: Clone) -> None:
         assert not clone.server.state_file.exists()
 
 
+@pytest.mark.sampled
 def test_an_interrupted_start_of_dev_leaves_no_process(clone: Clone) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
@@ -156,6 +157,7 @@ def test_a_failed_start_is_one_sentence_with_the_cause(clone: Clone, tmp_path: P
     assert not clone.server.state_file.exists()
 
 
+@pytest.mark.sampled
 def test_two_concurrent_starts_share_one_server(clone: Clone) -> None:
     both = [clone.begin("spark", "start", "--memory", "1g") for _ in range(2)]
     said = sorted("".join(each.communicate(timeout=280)) for each in both)
@@ -237,6 +239,7 @@ def test_sync_merges_on_the_running_server_and_the_tables_equal_the_source(
     assert "JAVA_HOME is /no/such/java" in said
 
 
+@pytest.mark.sampled
 def test_a_killed_server_is_recognised_and_restarted(clone: Clone) -> None:
     running = clone.server.find()
     if running is not None:  # The previous test may have killed the server.

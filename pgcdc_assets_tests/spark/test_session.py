@@ -127,6 +127,7 @@ def test_a_released_session_is_removed_from_the_server(
         again.client.close()
 
 
+@pytest.mark.sampled
 def test_merges_leave_no_session_on_the_server(
     connect_session: SparkSession,
     spark_server: RunningServer,
@@ -195,6 +196,7 @@ assert third.range(4).count() == 4
 """
 
 
+@pytest.mark.sampled
 def test_an_ended_session_is_replaced_and_the_error_names_a_silent_server(
     spark_server: RunningServer,
 ) -> None:

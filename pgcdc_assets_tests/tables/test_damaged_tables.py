@@ -86,6 +86,7 @@ def _path(zone: RawZone) -> Path:
     return Path(table_path(zone.lake, zone.name, "shop", "items", 1))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("damage", _DAMAGES.values(), ids=_DAMAGES)
 def test_a_damaged_table_fails_alone_and_a_rebuild_corrects_it(
     spark: SparkSession, landing: Landing, damage: Callable[[Path], None]
@@ -111,6 +112,7 @@ def test_a_damaged_table_fails_alone_and_a_rebuild_corrects_it(
     assert merge(spark, landing, _ITEMS).row_count == 4
 
 
+@pytest.mark.sampled
 def test_a_damaged_table_stops_neither_sensor_nor_retention(landing: Landing) -> None:
     """The sensor reads the other tables, and retention keeps all windows of the damaged table."""
     zone = landing.zone
@@ -123,6 +125,7 @@ def test_a_damaged_table_stops_neither_sensor_nor_retention(landing: Landing) ->
     assert lowest_watermark(zone, capture) is None
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("folder", ["_delta_log", "partition"])
 def test_a_table_without_a_log_is_rebuilt_and_reported(
     spark: SparkSession, landing: Landing, folder: str

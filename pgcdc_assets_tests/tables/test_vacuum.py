@@ -138,6 +138,7 @@ def test_a_restored_file_is_not_deleted(lake: Lake, path: Path) -> None:
     assert ids(path) == list(range(50, 1050))
 
 
+@pytest.mark.sampled
 @pytest.mark.spark
 def test_a_new_deletion_vector_removes_no_file(lake: Lake, path: Path, spark: SparkSession) -> None:
     """A new deletion vector removes and adds the same file name."""
@@ -225,6 +226,7 @@ def test_files_outside_the_table_are_not_deleted(lake: Lake, path: Path) -> None
     assert data_files(path) == live_files(path) | {"b%2E.parquet", "b..parquet"}
 
 
+@pytest.mark.sampled
 def test_two_concurrent_calls_delete_each_file_once_without_an_error(
     lake: Lake, path: Path
 ) -> None:

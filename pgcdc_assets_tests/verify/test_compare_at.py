@@ -52,6 +52,7 @@ def found_in(comparison: Comparison) -> set[tuple[DifferenceKind, tuple[str | No
     return {(difference.kind, difference.key) for difference in comparison.differences}
 
 
+@pytest.mark.sampled
 def test_the_sides_are_equal_after_the_snapshot_after_changes_and_before_a_merge(
     pipeline: Pipeline,
 ) -> None:
@@ -73,6 +74,7 @@ def test_the_sides_are_equal_after_the_snapshot_after_changes_and_before_a_merge
     assert not staging.exists() or not list(staging.iterdir())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("is_merged", "is_small"),
     [pytest.param(True, True, marks=SOAK), pytest.param(False, True, marks=SOAK), (False, False)],
@@ -108,6 +110,7 @@ def test_a_wrong_a_missing_and_an_extra_row_are_reported_by_key(
     }
 
 
+@pytest.mark.sampled
 def test_tables_compared_together_have_separate_results_and_failures(
     pipeline: Pipeline,
 ) -> None:
@@ -144,6 +147,7 @@ def test_tables_compared_together_have_separate_results_and_failures(
     assert "never merged" in str(failure.error)
 
 
+@pytest.mark.sampled
 def test_a_duplicate_row_is_an_extra_row(pipeline: Pipeline) -> None:
     pipeline.start("create table t (id int primary key, v text)", "insert into t values (1, 'a')")
     pipeline.sync()
@@ -152,6 +156,7 @@ def test_a_duplicate_row_is_an_extra_row(pipeline: Pipeline) -> None:
     assert found_in(found) == {(DifferenceKind.EXTRA, ("1",))}
 
 
+@pytest.mark.sampled
 def test_composite_keys_and_unusual_texts_are_reported_exactly(pipeline: Pipeline) -> None:
     pipeline.tables = ("t",)
     pipeline.start('create table t (b text, "a %s" bigint, v text, primary key ("a %s", b))')
@@ -182,6 +187,7 @@ def test_null_and_the_empty_text_differ(pipeline: Pipeline) -> None:
     assert verify(pipeline).differing == 2
 
 
+@pytest.mark.sampled
 def test_a_rescued_text_counts_as_the_value(pipeline: Pipeline) -> None:
     pipeline.start(
         "create table t (id int primary key, v numeric(6, 2))", "insert into t values (1, 'NaN')"
@@ -211,6 +217,7 @@ def test_many_differences_are_counted_and_some_are_reported_by_key(pipeline: Pip
     }
 
 
+@pytest.mark.sampled
 def test_row_filter_and_column_list_apply_to_the_source_too(pipeline: Pipeline) -> None:
     """D13: the publication's row filter selects the compared rows."""
     database = pipeline.database
@@ -227,6 +234,7 @@ def test_row_filter_and_column_list_apply_to_the_source_too(pipeline: Pipeline) 
     assert found.source_rows == 11
 
 
+@pytest.mark.sampled
 def test_commits_after_the_comparison_point_are_on_neither_side(pipeline: Pipeline) -> None:
     """One window has changes on both sides of the comparison point, and merges are beyond it."""
     pipeline.start(

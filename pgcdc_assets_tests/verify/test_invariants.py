@@ -159,6 +159,7 @@ def test_a_violation_is_found_by_exactly_its_rule(
     assert broken(shared.check_all(table.scd[-1], table)) == {rule: 1}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("plants", "table"), PLANTS, ids=["scd1", "scd2", "both"])
 def test_a_violation_is_found_after_the_merge_that_causes_it(
     shared: Merged, plants: dict[Plant, Rule], table: CdcTable
@@ -168,12 +169,14 @@ def test_a_violation_is_found_after_the_merge_that_causes_it(
     assert broken(shared.check_merged(table.scd[-1], table)) == Counter(plants.values())
 
 
+@pytest.mark.sampled
 def test_a_missing_row_is_found_by_the_row_counts(shared: Merged) -> None:
     row_too_few(shared, "true", int(shared.since[1]))
     assert broken(shared.check_merged(2, BOTH)) == {Rule.ROW_COUNTS: 1}
     assert broken(shared.check_all(2, BOTH)) == dict.fromkeys(BETWEEN, 1)
 
 
+@pytest.mark.sampled
 def test_unchanged_rows_are_checked_on_demand_or_in_a_small_table(
     shared: Merged,
 ) -> None:
@@ -185,6 +188,7 @@ def test_unchanged_rows_are_checked_on_demand_or_in_a_small_table(
         assert found.since is None
 
 
+@pytest.mark.sampled
 def test_after_a_merge_files_without_its_keys_are_not_opened(tables: Merged) -> None:
     since = int(tables.since[1])
     before = {scd: set(DeltaTable(tables.path(scd)).file_uris()) for scd in (1, 2)}
@@ -211,6 +215,7 @@ def test_tables_at_different_watermarks_are_compared_at_a_common_version(tables:
     assert set(whole.violations) == RULES[2]
 
 
+@pytest.mark.sampled
 def test_a_table_without_a_key_has_no_rules_to_check(session: SparkSession, zone: RawZone) -> None:
     landing = Landing(zone, [relation(column("id"), key=(), identity="f")])
     landing.begin([("1",), ("1",)])
@@ -260,6 +265,7 @@ def test_keys_that_their_type_cannot_hold_are_distinguished(full_tables: Merged)
     assert not broken(full_tables.check_all(2, HISTORY))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("transaction", range(3), ids=["delete", "update", "key change"])
 def test_each_end_needs_another_change_that_removes_a_key(
     shared_full: Merged, transaction: int
@@ -276,6 +282,7 @@ def test_each_end_needs_another_change_that_removes_a_key(
     assert broken(shared_full.check_merged(2, HISTORY)) == {Rule.UNEXPLAINED_ENDS: 1}
 
 
+@pytest.mark.sampled
 def test_a_lost_version_leaves_an_unexplained_end(shared_full: Merged) -> None:
     DeltaTable(shared_full.path(2)).delete("v = 'b'")
     assert broken(shared_full.check_merged(2, HISTORY)) == {Rule.UNEXPLAINED_ENDS: 1}

@@ -23,6 +23,7 @@ _WIDE = (
 )
 
 
+@pytest.mark.sampled
 def test_rescued_values_are_equal_to_their_source(pipeline: Pipeline) -> None:
     pipeline.start(
         f"create table t ({_COLUMNS})",

@@ -16,6 +16,7 @@ def _merge(pipeline: Pipeline) -> None:
     assert isinstance(report, MergeReport), report.error
 
 
+@pytest.mark.sampled
 def test_a_comparison_finds_the_rows_of_a_truncated_partition(pipeline: Pipeline) -> None:
     database = pipeline.database
     database.execute(

@@ -40,6 +40,7 @@ def _rows(spark: SparkSession, path: str) -> list[tuple[int, str]]:
     return sorted((row["id"], row["v"]) for row in found)
 
 
+@pytest.mark.sampled
 def test_only_the_table_with_large_changes_is_left_to_spark(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,6 +59,7 @@ def test_only_the_table_with_large_changes_is_left_to_spark(
     assert _rows(spark, paths["notes"]) == [(7, _LARGE)]
 
 
+@pytest.mark.sampled
 def test_a_large_snapshot_is_left_to_spark(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,6 +72,7 @@ def test_a_large_snapshot_is_left_to_spark(
     assert _rows(spark, path) == [(1, _LARGE)]
 
 
+@pytest.mark.sampled
 def test_a_table_with_large_rows_is_left_to_spark(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:

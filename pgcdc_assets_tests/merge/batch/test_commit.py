@@ -91,6 +91,7 @@ def by_spark(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
+@pytest.mark.sampled
 @_each_race
 def test_a_merge_that_is_overtaken_before_its_commit_writes_nothing(
     spark: SparkSession,
@@ -113,6 +114,7 @@ def test_a_merge_that_is_overtaken_before_its_commit_writes_nothing(
     assert _position(landing, race.target) == (1, last.end)
 
 
+@pytest.mark.sampled
 def test_one_of_two_merges_creates_the_table(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch, by_spark: bool
 ) -> None:
@@ -127,6 +129,7 @@ def test_one_of_two_merges_creates_the_table(
     assert race.contents(spark, report.path) == race.outcome
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("point", _POINTS)
 @_each_race
 def test_a_merge_that_dies_is_continued(
@@ -150,6 +153,7 @@ def test_a_merge_that_dies_is_continued(
     assert merges_by_spark(report.path) == 0
 
 
+@pytest.mark.sampled
 def test_another_commit_that_is_not_a_merge_leaves_the_table_to_spark(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +168,7 @@ def test_another_commit_that_is_not_a_merge_leaves_the_table_to_spark(
     assert merges_by_spark(path) == 2
 
 
+@pytest.mark.sampled
 def test_an_emptied_table_has_no_file_and_is_filled_again(
     spark: SparkSession, zone: RawZone
 ) -> None:
@@ -248,6 +253,7 @@ def test_many_versions_have_checkpoints_that_spark_reads(
     assert [row["v"] for row in found] == ["v24"]
 
 
+@pytest.mark.sampled
 def test_a_new_table_is_described_as_spark_describes_it(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -185,6 +185,7 @@ def test_the_check_after_a_merge_finds_missing_defaults(
     assert pipeline.rows(columns="id, n") == [(1, 5), (2, None), (3, None), (4, None)]
 
 
+@pytest.mark.sampled
 def test_rows_of_a_partitioned_table_have_the_default(pipeline: Pipeline) -> None:
     """The catalog stores the default of each partition, but changes have the root's name."""
     pipeline.database.execute(

@@ -51,6 +51,7 @@ def test_a_fold_knows_the_fields_of_its_changes() -> None:
     assert (both.unchanged, both.kept, both.origin_columns) == ((), (), ())
 
 
+@pytest.mark.sampled
 @pytest.mark.spark
 def test_changes_become_contents_and_departures(spark: SparkSession) -> None:
     changes = _changes(

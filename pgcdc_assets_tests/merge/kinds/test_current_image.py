@@ -9,6 +9,7 @@ from pgcdc_assets_tests.support.merge.pipeline import Pipeline
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 
+@pytest.mark.sampled
 def test_a_row_inserted_and_deleted_in_one_batch_leaves_no_row(pipeline: Pipeline) -> None:
     """D1: insert, update and delete, in one transaction and in several transactions of a batch."""
     pipeline.start("create table t (id int primary key, v text)", "insert into t values (9, 'old')")
@@ -28,6 +29,7 @@ def test_a_row_inserted_and_deleted_in_one_batch_leaves_no_row(pipeline: Pipelin
     assert (report.changes_read, report.rows_inserted, report.rows_deleted) == (6, 1, 0)
 
 
+@pytest.mark.sampled
 def test_delete_then_insert_of_a_key_leaves_the_new_row(pipeline: Pipeline) -> None:
     """D2: the two changes are in one transaction, or in two transactions of a batch."""
     pipeline.start(
@@ -41,6 +43,7 @@ def test_delete_then_insert_of_a_key_leaves_the_new_row(pipeline: Pipeline) -> N
     assert pipeline.rows() == [(1, "new"), (2, "new")]
 
 
+@pytest.mark.sampled
 def test_a_key_updated_a_thousand_times_in_one_batch_is_one_row(pipeline: Pipeline) -> None:
     """D3: MERGE has one source row per key."""
     pipeline.start("create table t (id int primary key, v int)", "insert into t values (1, 0)")
@@ -52,6 +55,7 @@ def test_a_key_updated_a_thousand_times_in_one_batch_is_one_row(pipeline: Pipeli
     assert (report.changes_read, report.rows_updated) == (1000, 1)
 
 
+@pytest.mark.sampled
 def test_changed_keys_move_their_rows(pipeline: Pipeline) -> None:
     """D4: keys change to free keys, in chains, in swaps over a third key, and are reused."""
     pipeline.start(
@@ -116,6 +120,7 @@ def test_replica_identity_may_be_an_index_or_full_or_change(pipeline: Pipeline) 
     assert pipeline.rows("u", "a, b, v") == [("p", 2, "y"), ("p", 7, "x")]
 
 
+@pytest.mark.sampled
 def test_a_delete_with_only_the_key_deletes_a_row_with_not_null_columns(
     pipeline: Pipeline,
 ) -> None:

@@ -165,6 +165,7 @@ def test_a_duplicate_key_is_kept_until_it_changes(spark: SparkSession, landing: 
     assert _rows(spark, path) == sorted([*_CHANGED, (50, 1, "a")])
 
 
+@pytest.mark.sampled
 def test_rows_with_a_null_key_are_kept(spark: SparkSession, zone: RawZone) -> None:
     """A key of the settings may be NULL; rows with a NULL key are not distinguished."""
     landing = Landing(zone, [random_relation("f")])

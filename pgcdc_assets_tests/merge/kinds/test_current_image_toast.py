@@ -21,6 +21,7 @@ _A, _B, _C, _NEW, _CHANGED = (_big(f"'{seed}'") for seed in ("a", "b", "c", "new
 _BY_ID = _big("id::text")
 
 
+@pytest.mark.sampled
 def test_an_unchanged_value_of_a_snapshot_row_is_kept(pipeline: Pipeline) -> None:
     """D5: a row of the snapshot with DEFAULT identity. The raw zone has `unchanged`, not NULL."""
     pipeline.start(_TABLE, _EXTERNAL, f"insert into t values (1, {_A}), (2, {_B})")
@@ -47,6 +48,7 @@ def test_an_unchanged_value_is_the_newest_known_value_of_the_batch(pipeline: Pip
     pipeline.assert_equal()
 
 
+@pytest.mark.sampled
 def test_an_unchanged_value_follows_its_row_to_another_key(pipeline: Pipeline) -> None:
     """D4, D5, D6: chains, swaps and a reused key, in the table and within the batch."""
     pipeline.start(
@@ -72,6 +74,7 @@ def test_an_unchanged_value_follows_its_row_to_another_key(pipeline: Pipeline) -
     assert [row[0] for row in pipeline.rows()] == [1, 2, 3, 5, 31, 40]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("identity", ["default", "full"])
 def test_toasted_values_of_every_kind_are_kept(pipeline: Pipeline, identity: str) -> None:
     """D7: arrays of several types, bytea, json, jsonb, numeric, and rescued values."""

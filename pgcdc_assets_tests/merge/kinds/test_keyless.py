@@ -64,6 +64,7 @@ def test_equal_rows_occur_as_often_as_in_the_source(pipeline: Pipeline) -> None:
     assert sum(_source(pipeline, "t").values()) == 1
 
 
+@pytest.mark.sampled
 def test_a_log_has_every_change(pipeline: Pipeline) -> None:
     """D11, with the setting `log`."""
     pipeline.start(

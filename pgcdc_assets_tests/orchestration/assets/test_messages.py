@@ -48,6 +48,7 @@ def texts(orchestrated: Orchestrated) -> list[tuple[str, bool]]:
     return [(row["text"], row["transactional"]) for row in rows]
 
 
+@pytest.mark.sampled
 def test_the_sensor_requests_an_append_when_messages_are_landed(
     orchestrated: Orchestrated,
 ) -> None:
@@ -74,6 +75,7 @@ def test_the_sensor_requests_an_append_when_messages_are_landed(
     assert spec.metadata["dagster/table_name"] == f"{NAME}.messages"
 
 
+@pytest.mark.sampled
 def test_the_table_that_is_switched_on_later_has_the_earlier_messages(
     orchestrated: Orchestrated, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,6 +101,7 @@ def test_the_table_that_is_switched_on_later_has_the_earlier_messages(
     assert find_message_requests(orchestrated.instance, orchestrated.location.captures[NAME]) == []
 
 
+@pytest.mark.sampled
 def test_heartbeats_request_nothing_and_a_deleted_table_is_filled_again(
     orchestrated: Orchestrated,
 ) -> None:
@@ -123,6 +126,7 @@ def test_heartbeats_request_nothing_and_a_deleted_table_is_filled_again(
     assert texts(made) == [("one", True)]
 
 
+@pytest.mark.sampled
 def test_a_partition_of_the_past_is_materialised_again_without_a_change(
     orchestrated: Orchestrated,
 ) -> None:
@@ -156,6 +160,7 @@ def test_a_run_of_the_sensor_continues_with_later_messages(orchestrated: Orchest
     assert len(events) >= 2
 
 
+@pytest.mark.sampled
 def test_a_failed_append_is_retried_after_a_pause_and_by_a_sync_at_once(
     orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +180,7 @@ def test_a_failed_append_is_retried_after_a_pause_and_by_a_sync_at_once(
     assert made.tick("messages", one_shot=True).run_requests
 
 
+@pytest.mark.sampled
 def test_windows_of_another_order_are_requested_by_the_newest_window_alone(
     orchestrated: Orchestrated,
 ) -> None:

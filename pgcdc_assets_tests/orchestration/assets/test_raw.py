@@ -42,6 +42,7 @@ def ascii_location(orchestrated: Orchestrated) -> Iterator[Orchestrated]:
         drop_database(database)
 
 
+@pytest.mark.sampled
 def test_values_that_are_not_utf8_are_counted_by_table_and_the_run_succeeds(
     ascii_location: Orchestrated,
 ) -> None:
@@ -63,6 +64,7 @@ def test_values_that_are_not_utf8_are_counted_by_table_and_the_run_succeeds(
     assert copied == {"a": 1, "b": 0}
 
 
+@pytest.mark.sampled
 def test_a_run_of_a_sync_lands_all_windows_through_the_barrier_over_one_stream(
     orchestrated: Orchestrated, proxy: TcpProxy
 ) -> None:
@@ -104,6 +106,7 @@ def test_a_run_of_a_sync_lands_all_windows_through_the_barrier_over_one_stream(
     assert sum(count.get("public.b", {}).get("I", 0) for count in counts) == 20 * 99
 
 
+@pytest.mark.sampled
 def test_a_run_records_its_progress_beside_the_lag(orchestrated: Orchestrated) -> None:
     stream = replace(orchestrated.capture.stream, report_seconds=0.01)
     location = Orchestrated(

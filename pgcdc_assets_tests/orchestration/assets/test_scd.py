@@ -30,6 +30,7 @@ def shown(result: dg.ExecuteInProcessResult, name: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.sampled
 def test_the_figures_of_a_merge_of_several_windows_are_shown_once(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
@@ -87,6 +88,7 @@ def test_merges_delete_files_that_they_replaced(
     assert orchestrated.equals_source("b")
 
 
+@pytest.mark.sampled
 def test_a_merge_succeeds_if_replaced_files_cannot_be_deleted(
     orchestrated: Orchestrated,
     spark: SparkSession,

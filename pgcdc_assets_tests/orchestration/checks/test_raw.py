@@ -28,6 +28,7 @@ from pgcdc_assets_tests.orchestration.conftest import Orchestrated
 RAW = dg.AssetKey(["t", "raw"])
 
 
+@pytest.mark.sampled
 @pytest.mark.postgres
 @pytest.mark.parametrize(
     ("damage", "lost"), [("op = 'I' AND ordinal = 1", {"I": (3, 2)}), ("op = 'D'", {"D": (1, 0)})]

@@ -45,6 +45,7 @@ def both_kinds(orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch) -> O
     return made
 
 
+@pytest.mark.sampled
 def test_the_check_shows_a_new_name_and_fails_if_another_table_has_the_old_name(
     both_kinds: Orchestrated,
 ) -> None:
@@ -84,6 +85,7 @@ def test_the_check_shows_a_new_name_and_fails_if_another_table_has_the_old_name(
     assert passed == [True, True, False, True, True]
 
 
+@pytest.mark.sampled
 def test_ticks_record_a_check_only_when_its_result_changes(both_kinds: Orchestrated) -> None:
     both_kinds.database.execute("alter publication pub drop table a")
     for _ in range(3):
@@ -97,6 +99,7 @@ def test_ticks_record_a_check_only_when_its_result_changes(both_kinds: Orchestra
     assert "was dropped" in (newest.description or "")
 
 
+@pytest.mark.sampled
 def test_the_check_runs_on_demand_for_tables_of_any_name(orchestrated: Orchestrated) -> None:
     database = orchestrated.database
     name = quoted("public", ODD)

@@ -37,6 +37,7 @@ def checked(run: dg.DagsterRun, orchestrated: Orchestrated) -> set[str]:
     return {evaluation.check_name for evaluation in found if evaluation is not None}
 
 
+@pytest.mark.sampled
 def test_a_sync_merges_all_earlier_commits_and_dagster_shows_them(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
@@ -80,6 +81,7 @@ def test_a_sync_merges_all_earlier_commits_and_dagster_shows_them(
     assert lineage.deps_by_column["v"][0].asset_key == dg.AssetKey([NAME, "source", "public", "a"])
 
 
+@pytest.mark.sampled
 def test_a_second_sync_without_changes_merges_nothing(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
@@ -87,6 +89,7 @@ def test_a_second_sync_without_changes_merges_nothing(
     assert orchestrated.sync().merge_count == 0
 
 
+@pytest.mark.sampled
 def test_a_window_materialised_again_is_verified_and_changes_nothing(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
@@ -111,6 +114,7 @@ def test_a_window_materialised_again_is_verified_and_changes_nothing(
     assert orchestrated.equals_source("b")
 
 
+@pytest.mark.sampled
 def test_a_window_with_missing_rows_fails_its_run_and_its_check(
     orchestrated: Orchestrated,
 ) -> None:

@@ -128,6 +128,7 @@ def test_a_broken_table_delays_neither_the_capture_nor_other_tables(
     assert stopped_in(small_windows) == {}, "a failure before the newest merge is not shown"
 
 
+@pytest.mark.sampled
 def test_the_error_explains_each_stopped_table(
     orchestrated: Orchestrated,
     spark: SparkSession,
@@ -210,6 +211,7 @@ def test_without_a_spark_session_the_capture_continues(
     assert captured_through(small_windows) >= barrier
 
 
+@pytest.mark.sampled
 def test_a_failed_capture_ends_the_call_and_keeps_earlier_failures(
     with_unpublished: Orchestrated, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,6 +259,7 @@ def test_a_sync_ends_if_other_processes_capture_beyond_its_barrier(
     assert orchestrated.equals_source("b")
 
 
+@pytest.mark.sampled
 def test_only_the_flag_takes_over_the_slot_of_another_lake(
     orchestrated: Orchestrated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,6 +287,7 @@ def test_only_the_flag_takes_over_the_slot_of_another_lake(
     assert main(["sync", "--adopt-slot"]) == 2
 
 
+@pytest.mark.sampled
 def test_a_sync_that_waits_too_long_names_the_merge_of_another_process(
     orchestrated: Orchestrated,
 ) -> None:

@@ -82,6 +82,7 @@ def test_the_check_waits_for_the_capture_and_reports_counts_and_columns(
     assert "secret" not in str(evaluation.metadata)
 
 
+@pytest.mark.sampled
 def test_a_run_that_materialises_does_not_compare_with_the_source(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
@@ -132,6 +133,7 @@ def test_the_rebuild_job_corrects_tables_and_the_sensor_merges_later_windows(
     assert spark.sql(f"SELECT * FROM {live(orchestrated, 'a')} WHERE v = 'later'").count() == 5
 
 
+@pytest.mark.sampled
 def test_a_rebuild_of_a_missing_table_is_an_error(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
@@ -201,6 +203,7 @@ def test_maintenance_deletes_old_windows_and_their_keys(
     assert len(copies(strict, "b")) == 1
 
 
+@pytest.mark.sampled
 def test_maintenance_keeps_all_windows_while_a_table_was_never_merged(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:

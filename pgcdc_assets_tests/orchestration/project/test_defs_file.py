@@ -308,6 +308,7 @@ def test_every_command_ends_with_status_2_and_the_sentence(
     assert "sesame" not in printed.out + printed.err
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 def test_validation_by_dagster_prints_the_same_sentence(tmp_path: Path) -> None:
     path = written(tmp_path, GOOD + TABLE + "  windows: {max_bytes: sesame}\n")

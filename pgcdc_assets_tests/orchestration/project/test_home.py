@@ -55,6 +55,7 @@ def test_without_dagster_home_the_instance_is_below_pgcdc(
     assert (tmp_path / ".pgcdc" / "dagster" / "dagster.yaml").read_text() == CONFIG.read_text()
 
 
+@pytest.mark.sampled
 @pytest.mark.postgres
 def test_an_instance_with_postgres_storage_records_runs(
     orchestrated: Orchestrated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

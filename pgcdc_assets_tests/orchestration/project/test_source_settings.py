@@ -21,6 +21,7 @@ from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 BEATS = TableName("public", "beats")
 
 
+@pytest.mark.sampled
 @pytest.mark.postgres
 def test_a_run_of_dagster_has_the_settings_of_the_source_of_the_file(
     orchestrated: Orchestrated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

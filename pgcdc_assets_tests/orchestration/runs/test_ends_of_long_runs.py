@@ -49,6 +49,7 @@ def test_a_run_ends_if_another_run_waits_for_its_pool(
     assert following(continuing, run).find(lambda: "more") == (None if ends else "more")
 
 
+@pytest.mark.sampled
 def test_a_run_ends_if_another_run_is_queued_for_long(
     continuing: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,6 +71,7 @@ def queue(continuing: Orchestrated, job: str) -> None:
     )
 
 
+@pytest.mark.sampled
 def test_a_run_ends_if_a_step_waits_for_its_pool(continuing: Orchestrated) -> None:
     run, other = started(continuing), started(continuing)
     pool = Names.of(continuing.capture).slot_pool
@@ -95,6 +97,7 @@ def test_an_idle_run_ends(continuing: Orchestrated) -> None:
     assert len(looks) > 1
 
 
+@pytest.mark.sampled
 def test_a_stopped_run_looks_for_no_further_window(continuing: Orchestrated) -> None:
     run = following(continuing, started(continuing))
     assert run.find(lambda: run.stop()) is None

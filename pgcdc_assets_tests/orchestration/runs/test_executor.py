@@ -64,6 +64,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("place", "printed"),
     [

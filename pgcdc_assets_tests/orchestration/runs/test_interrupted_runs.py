@@ -62,6 +62,7 @@ def test_an_interrupted_run_is_canceled_without_a_stack_trace_and_loses_nothing(
     assert sum(summary.counts.get("public.b", {}).get("I", 0) for summary in landed) == 2
 
 
+@pytest.mark.sampled
 def test_a_run_is_canceled_while_its_server_does_not_answer(
     continuing: Orchestrated, proxy: TcpProxy
 ) -> None:

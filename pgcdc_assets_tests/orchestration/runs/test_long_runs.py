@@ -107,6 +107,7 @@ def materialized(result: dg.ExecuteInProcessResult, key: dg.AssetKey) -> list[st
     return [event.partition for event in events if event.asset_key == key]
 
 
+@pytest.mark.sampled
 def test_a_capture_lands_changes_that_are_committed_during_its_run(
     continuing: Orchestrated,
 ) -> None:
@@ -143,6 +144,7 @@ def test_a_capture_lands_changes_that_are_committed_during_its_run(
     )
 
 
+@pytest.mark.sampled
 def test_a_busy_server_opens_windows_for_changes_only(continuing: Orchestrated) -> None:
     """A12: without changes there is one window each `max_empty_seconds`, and a change is landed."""
     windows = replace(continuing.capture.windows, max_empty_seconds=1000, run_seconds=20)
@@ -175,6 +177,7 @@ def test_a_busy_server_opens_windows_for_changes_only(continuing: Orchestrated) 
     assert 4 <= len(summaries) <= 5
 
 
+@pytest.mark.sampled
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_merge_folds_windows_that_are_landed_during_its_run(
@@ -332,6 +335,7 @@ def test_a_new_table_is_merged_by_another_run(
     assert dg.AssetKey([NAME, "scd1", "public", "c"]) in (again.asset_selection or ())
 
 
+@pytest.mark.sampled
 def test_runs_without_the_tag_do_not_continue(
     continuing: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,6 +355,7 @@ def test_runs_without_the_tag_do_not_continue(
     assert looks == []
 
 
+@pytest.mark.sampled
 def test_a_window_that_fails_in_a_long_run_is_requested_again(
     continuing: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,6 +387,7 @@ def test_a_window_that_fails_in_a_long_run_is_requested_again(
     assert [s.window.key for s in landed] == continuing.windows()[: len(landed)]
 
 
+@pytest.mark.sampled
 def test_a_capture_ends_when_the_server_does_not_answer(
     continuing: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:

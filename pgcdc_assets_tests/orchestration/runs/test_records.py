@@ -40,6 +40,7 @@ real_time = time.time
 B = dg.AssetKey([NAME, "scd1", "public", "b"])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("job", ["snapshot", "capture", "merge"])
 def test_run_keys_are_unique_after_any_number_of_failed_runs(
     orchestrated: Orchestrated, job: str
@@ -121,6 +122,7 @@ def test_a_run_that_may_be_alive_is_not_closed(orchestrated: Orchestrated, proce
     assert status_of(orchestrated, run) == dg.DagsterRunStatus.STARTED
 
 
+@pytest.mark.sampled
 def test_a_live_run_of_a_container_with_the_same_name_is_not_closed(
     orchestrated: Orchestrated,
 ) -> None:
@@ -294,6 +296,7 @@ def test_a_run_that_repeats_a_dead_run_is_not_closed_as_dead(orchestrated: Orche
     assert status_of(orchestrated, repeated) == dg.DagsterRunStatus.FAILURE
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("event", ["STEP_SUCCESS", "STEP_FAILURE"])
 def test_a_run_with_other_steps_blocks_a_sensor_only_until_its_step_has_ended(
     orchestrated: Orchestrated, event: str

@@ -83,6 +83,7 @@ def test_a_run_requested_before_the_snapshot_skips_the_table_with_a_reason(
     assert "public.a is merged after its running re-snapshot" in str(failure.event_specific_data)
 
 
+@pytest.mark.sampled
 def test_a_resnapshot_of_an_unreadable_table_succeeds_and_stops_no_sensor(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
@@ -99,6 +100,7 @@ def test_a_resnapshot_of_an_unreadable_table_succeeds_and_stops_no_sensor(
     ).success
 
 
+@pytest.mark.sampled
 def test_a_retried_snapshot_run_reads_only_failed_tables(
     orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:

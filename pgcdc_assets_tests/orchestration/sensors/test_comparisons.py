@@ -35,6 +35,7 @@ def _requests(orchestrated: Orchestrated) -> list[dg.RunRequest]:
     return [request for request in found if request.job_name == f"{NAME}_checks"]
 
 
+@pytest.mark.sampled
 def test_a_comparison_is_requested_until_it_is_recorded(orchestrated: Orchestrated) -> None:
     orchestrated.copy()
     assert _requests(orchestrated) == []
@@ -61,6 +62,7 @@ def test_a_comparison_is_requested_until_it_is_recorded(orchestrated: Orchestrat
     assert _requests(orchestrated) == []
 
 
+@pytest.mark.sampled
 def test_a_table_that_cannot_be_compared_gets_a_snapshot(orchestrated: Orchestrated) -> None:
     tables = CdcTable("public", "a", (2,)), CdcTable("public", "b")
     orchestrated = replace(orchestrated, capture=replace(orchestrated.capture, tables=tables))

@@ -129,6 +129,7 @@ def test_a_table_is_refused_until_its_role_may_read_it(database: Database, lake:
             assert states(refresh_table_list(conn, zone, CAPTURE))["public.rls"] == "followed"
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 def test_the_sensor_detects_added_and_removed_tables(
     database: Database, lake: Lake, instance: dg.DagsterInstance

@@ -47,6 +47,7 @@ def test_after_the_snapshots_a_window_is_opened_at_the_slot_s_consistent_point(
     assert orchestrated.windows() == [window.key]
 
 
+@pytest.mark.sampled
 def test_windows_follow_each_other_without_a_gap(orchestrated: Orchestrated) -> None:
     orchestrated.copy()
     for number in range(3):
@@ -58,6 +59,7 @@ def test_windows_follow_each_other_without_a_gap(orchestrated: Orchestrated) -> 
     assert [w.end for w in windows[:-1]] == [w.start for w in windows[1:]]
 
 
+@pytest.mark.sampled
 def test_a_tick_while_a_capture_is_queued_opens_nothing(orchestrated: Orchestrated) -> None:
     """H10: a run that was launched in the UI counts too."""
     orchestrated.copy()
@@ -143,6 +145,7 @@ def test_a_slot_that_another_program_advanced_fails_the_tick(orchestrated: Orche
     assert error.gap_bytes > 0
 
 
+@pytest.mark.sampled
 def test_a_window_that_can_never_be_landed_does_not_stop_the_capture(
     orchestrated: Orchestrated,
 ) -> None:
@@ -173,6 +176,7 @@ def test_a_server_with_lost_wal_fails_the_tick(orchestrated: Orchestrated) -> No
     assert "pgcdc renew" in str(error)
 
 
+@pytest.mark.sampled
 def test_a_new_instance_gets_the_windows_of_an_existing_lake(orchestrated: Orchestrated) -> None:
     orchestrated.copy()
     orchestrated.land()
@@ -183,6 +187,7 @@ def test_a_new_instance_gets_the_windows_of_an_existing_lake(orchestrated: Orche
     assert orchestrated.windows()[:1] == known
 
 
+@pytest.mark.sampled
 def test_keys_above_the_number_to_keep_are_pruned_only_when_merged(
     orchestrated: Orchestrated,
 ) -> None:

@@ -51,6 +51,7 @@ def test_before_the_first_window_no_merge_is_requested(orchestrated: Orchestrate
     assert orchestrated.tick("merges").skip_message == "no window is landed yet"
 
 
+@pytest.mark.sampled
 def test_one_run_merges_all_tables_from_the_oldest_through_the_newest_window(
     orchestrated: Orchestrated,
 ) -> None:
@@ -62,6 +63,7 @@ def test_one_run_merges_all_tables_from_the_oldest_through_the_newest_window(
     assert request.asset_check_keys == [], "None would select all checks"
 
 
+@pytest.mark.sampled
 def test_of_very_many_windows_the_newest_are_shown_as_merged(
     orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,6 +79,7 @@ def test_of_very_many_windows_the_newest_are_shown_as_merged(
     assert [request.tags[tag] for tag in RANGE] == [windows[3], windows[3]]
 
 
+@pytest.mark.sampled
 def test_an_open_window_is_not_merged(orchestrated: Orchestrated) -> None:
     orchestrated.copy()
     orchestrated.land()
@@ -88,6 +91,7 @@ def test_an_open_window_is_not_merged(orchestrated: Orchestrated) -> None:
     assert request.tags[RANGE[1]] == landed[-1]
 
 
+@pytest.mark.sampled
 def test_a_running_merge_blocks_the_next_merge_but_no_capture(
     orchestrated: Orchestrated,
 ) -> None:
@@ -101,6 +105,7 @@ def test_a_running_merge_blocks_the_next_merge_but_no_capture(
     assert orchestrated.tick("lag").run_requests != []
 
 
+@pytest.mark.sampled
 def test_a_table_whose_merge_failed_waits_and_the_others_continue(
     orchestrated: Orchestrated,
 ) -> None:
@@ -123,6 +128,7 @@ def test_a_table_whose_merge_failed_waits_and_the_others_continue(
     assert set(forced.asset_selection or ()) == {A, B}
 
 
+@pytest.mark.sampled
 def test_each_attempt_has_its_own_run_key(orchestrated: Orchestrated) -> None:
     orchestrated.copy()
     orchestrated.land()
@@ -133,6 +139,7 @@ def test_each_attempt_has_its_own_run_key(orchestrated: Orchestrated) -> None:
     assert first.run_key != second.run_key
 
 
+@pytest.mark.sampled
 def test_a_table_is_not_merged_before_its_first_snapshot(orchestrated: Orchestrated) -> None:
     orchestrated.copy()
     orchestrated.land()
@@ -159,6 +166,7 @@ def _reason(failed: dg.ExecuteInProcessResult) -> str:
     return (data.description if data is not None else None) or ""
 
 
+@pytest.mark.sampled
 def test_a_damaged_table_affects_neither_sensors_nor_status_nor_other_tables(
     orchestrated: Orchestrated,
     spark: SparkSession,

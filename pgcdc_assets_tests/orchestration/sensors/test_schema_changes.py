@@ -46,6 +46,7 @@ def requests(orchestrated: Orchestrated) -> list[dg.RunRequest]:
     return [request for request in found if request.job_name == f"{NAME}_snapshot"]
 
 
+@pytest.mark.sampled
 def test_a_snapshot_is_requested_once_per_event_and_retried_until_the_event_is_healed(
     orchestrated: Orchestrated,
 ) -> None:
@@ -78,6 +79,7 @@ def test_a_snapshot_is_requested_once_per_event_and_retried_until_the_event_is_h
     assert requests(orchestrated) == []
 
 
+@pytest.mark.sampled
 def test_attempts_continue_after_the_maximum_count(
     orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +103,7 @@ def test_with_ask_no_snapshot_is_requested(orchestrated: Orchestrated) -> None:
     assert requests(orchestrated) == []
 
 
+@pytest.mark.sampled
 def test_no_snapshot_is_requested_that_would_remove_kept_rows(orchestrated: Orchestrated) -> None:
     """E3: with `keep`, a detachment needs no snapshot, and a later change needs a person."""
     capture = replace(orchestrated.capture, on_detached_partition="keep")
@@ -117,6 +120,7 @@ def test_no_snapshot_is_requested_that_would_remove_kept_rows(orchestrated: Orch
     assert [request.tags[tag] for tag in RANGE] == ["public.a", "public.b"]
 
 
+@pytest.mark.sampled
 def test_a_lost_identity_fails_a_check_before_an_update_fails(orchestrated: Orchestrated) -> None:
     orchestrated.copy()
     execute = orchestrated.database.execute

@@ -31,6 +31,7 @@ def test_a_connection_that_fell_back_from_tls_is_a_warning(database: Database) -
     assert _warning(f"{socket} sslmode=prefer") is None
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(binaries(VERSION) is None, reason="the embedded servers are built without SSL")
 def test_an_encrypted_connection_is_no_warning(
     tls_server: TlsServer, tls_database: Database

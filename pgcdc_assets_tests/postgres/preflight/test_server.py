@@ -71,6 +71,7 @@ def test_a_role_without_login_is_an_error_with_the_statement(database: Database,
         findings_of(settings_as(database, role))
 
 
+@pytest.mark.sampled
 def test_an_unavailable_server_is_not_a_configuration_error(own_server: EmbeddedServer) -> None:
     """Issue 3, bad input: server down."""
     own_server.start()
@@ -80,6 +81,7 @@ def test_an_unavailable_server_is_not_a_configuration_error(own_server: Embedded
         findings_of(ConnectionSettings(conninfo, "test"))
 
 
+@pytest.mark.sampled
 def test_a_wrong_password_or_database_is_named(own_server: EmbeddedServer) -> None:
     """Issue 3, bad input: the error does not contain the password."""
     own_server.start()
@@ -99,6 +101,7 @@ def test_a_wrong_password_or_database_is_named(own_server: EmbeddedServer) -> No
         findings_of(ConnectionSettings(missing, "test"))
 
 
+@pytest.mark.sampled
 def test_wrong_wal_level_and_missing_slots_and_walsenders_are_errors() -> None:
     """B8, on a separate server."""
     folder = Path(tempfile.mkdtemp(prefix="pgcdc-test-own-"))
@@ -144,6 +147,7 @@ def test_wrong_wal_level_and_missing_slots_and_walsenders_are_errors() -> None:
         folder.rmdir()
 
 
+@pytest.mark.sampled
 def test_enough_slots_and_walsenders_for_the_commands_are_required() -> None:
     """B8: enough for a capture, too few for `pgcdc verify`, then exactly enough."""
     folder = Path(tempfile.mkdtemp(prefix="pgcdc-test-own-"))

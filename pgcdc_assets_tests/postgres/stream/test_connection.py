@@ -128,6 +128,7 @@ def test_a_restart_of_the_server_fails_the_run_and_loses_no_change(
     assert own_capturing.texts("t") == [["1"], ["2"]]
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("wire")
 def test_a_fast_shutdown_does_not_wait_for_the_capture(
     own_capturing: Capturing, own_server: EmbeddedServer

@@ -63,6 +63,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 _VERIFIED = ("expired", "unknown", "revoked")
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("home")
 def test_the_second_connection_verifies_the_server_as_libpq_does(
     tls_server: TlsServer, tls_database: Database
