@@ -1,4 +1,4 @@
-"""An upgrade of the server by pg_upgrade begins a new epoch, and loses nothing (H11).
+"""An upgrade of the server, by pg_upgrade or into a new cluster, begins an epoch and loses nothing.
 
 From Postgres 17 on, pg_upgrade keeps slots. pg_upgrade needs the program pg_resetwal of the earlier
 version, which the archive of 17 in Maven Central does not have: docs/testing.md names one that has.
@@ -78,6 +78,73 @@ def _capturing(server: EmbeddedServer, zone: RawZone) -> Capturing:
     return Capturing(database, zone, SLOT, database.conninfo)
 
 
+def _load(old: EmbeddedServer, new: EmbeddedServer) -> None:
+    """Copy the database of a running cluster into another one, by the programs of the new one."""
+    command = (
+        f"{new.bin_dir}/pg_dump -d '{old.conninfo()}' | "
+        f"{new.bin_dir}/psql -X -q -v ON_ERROR_STOP=1 -d '{new.conninfo()}'"
+    )
+    status, said = run_program(Path("/bin/sh"), "-c", command)
+    assert status == 0, said
+
+
+def _fill(source: Capturing) -> None:
+    """Copy a table of fifty rows, and capture ten updates; then nothing writes any more."""
+    source.database.execute("create table t (id int primary key, note text)")
+    source.database.execute("create publication pub for table t")
+    source.database.execute("insert into t select i, 'first' from generate_series(1, 50) i")
+    snapshot_tables(source.settings, source.zone, SLOT, "pub")
+    source.database.execute("update t set note = 'second' where id <= 10")
+    source.capture()
+
+
+def _continue(upgraded: Capturing, version: int) -> None:
+    """Follow the guide: the source is refused until a new epoch begins, which has all rows."""
+    zone = upgraded.zone
+    capture = CdcCapture("test", "pub", (CdcTable("public", "t"),), slot=SLOT)
+    findings = check_capture(upgraded.settings, capture, zone)
+    assert [each.code for each in findings if each.severity == "error"] == ["source"]
+    with pytest.raises(RawZoneError, match="pgcdc renew"):
+        upgraded.capture()
+    renewed = renew_epoch(upgraded.settings, zone, SLOT, "pub")
+    assert (renewed.epoch, renewed.server_version // 10000) == (2, version)
+    [report] = snapshot_tables(upgraded.settings, zone, SLOT, "pub")
+    assert report.row_count == 50
+    copied = copied_rows(zone, "t", report.snapshot_lsn)
+    assert sum(note == "second" for _, note in copied) == 10
+
+    upgraded.database.execute("delete from t where id = 1")
+    start = upgraded.captured_through()
+    upgraded.capture(LsnWindow.of(2, start, upgraded.flush_lsn()))
+    assert "source" not in {each.code for each in check_capture(upgraded.settings, capture, zone)}
+    order = [(row["epoch"], row["op"]) for row in upgraded.rows() if row["table"]]
+    assert order == [(1, "U")] * 10 + [(2, "D")]
+
+
+@pytest.mark.parametrize("before", [16, 18])
+def test_after_a_load_into_a_new_cluster_a_new_epoch_has_all_rows(
+    folder: Path, zone: RawZone, before: int
+) -> None:
+    """H11: the new cluster has lower LSNs than the old one, and no slot."""
+    old = EmbeddedServer(folder / "old", before, SETTINGS)
+    new = EmbeddedServer(folder / "new", 18, SETTINGS)
+    try:
+        old.start()
+        source = _capturing(old, zone)
+        for _ in range(10):
+            source.database.execute("create table x (); drop table x; select pg_switch_wal()")
+        _fill(source)
+        new.start()
+        _load(old, new)
+        old.stop()
+        upgraded = _capturing(new, zone)
+        assert upgraded.flush_lsn() < source.captured_through()
+        _continue(upgraded, 18)
+    finally:
+        old.remove()
+        new.remove()
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [(16, 18), (18, 18), pytest.param(17, 18, marks=pytest.mark.soak)],
@@ -95,12 +162,7 @@ def test_after_an_upgrade_a_new_epoch_has_all_rows(
     try:
         old.start()
         source = _capturing(old, zone)
-        source.database.execute("create table t (id int primary key, note text)")
-        source.database.execute("create publication pub for table t")
-        source.database.execute("insert into t select i, 'first' from generate_series(1, 50) i")
-        snapshot_tables(source.settings, zone, SLOT, "pub")
-        source.database.execute("update t set note = 'second' where id <= 10")
-        source.capture()
+        _fill(source)
         # pg_upgrade keeps a slot whose transactions are all confirmed, empty ones as well. The end
         # of an earlier session drops its temporary tables, and this commit is flushed later.
         wait_until(lambda: source.database.value(_IS_QUIET), "the end of the sessions")
@@ -117,27 +179,7 @@ def test_after_an_upgrade_a_new_epoch_has_all_rows(
         upgraded = _capturing(new, zone)
         slots = upgraded.database.query("select slot_name from pg_replication_slots")
         assert slots == ([(SLOT,)] if before >= 17 else [])
-
-        capture = CdcCapture("test", "pub", (CdcTable("public", "t"),), slot=SLOT)
-        findings = check_capture(upgraded.settings, capture, zone)
-        assert [each.code for each in findings if each.severity == "error"] == ["source"]
-        with pytest.raises(RawZoneError, match="pgcdc renew"):
-            upgraded.capture()
-        renewed = renew_epoch(upgraded.settings, zone, SLOT, "pub")
-        assert (renewed.epoch, renewed.server_version // 10000) == (2, after)
-        [report] = snapshot_tables(upgraded.settings, zone, SLOT, "pub")
-        assert report.row_count == 50
-        copied = copied_rows(zone, "t", report.snapshot_lsn)
-        assert sum(note == "second" for _, note in copied) == 10
-
-        upgraded.database.execute("delete from t where id = 1")
-        start = upgraded.captured_through()
-        upgraded.capture(LsnWindow.of(2, start, upgraded.flush_lsn()))
-        assert "source" not in {
-            each.code for each in check_capture(upgraded.settings, capture, zone)
-        }
-        order = [(row["epoch"], row["op"]) for row in upgraded.rows() if row["table"]]
-        assert order == [(1, "U")] * 10 + [(2, "D")]
+        _continue(upgraded, after)
     finally:
         old.remove()
         new.remove()

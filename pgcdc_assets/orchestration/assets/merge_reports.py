@@ -120,8 +120,10 @@ class MergeReports:
         for scd, report in sorted(kept.reports.items()):
             place = (table, scd)
             yield from self.yield_report(place, report, kept.windows, kept.recorded, is_first=False)
-            yield from self.yield_results(checks.after(report, through.epoch), through, False)
-        yield from self.yield_results(checks.rest(), through, False)
+            yield from self.yield_results(
+                checks.after(report, through.epoch), through, is_first=False
+            )
+        yield from self.yield_results(checks.rest(), through, is_first=False)
 
     def yield_report(
         self,
@@ -190,7 +192,7 @@ class MergeReports:
         )
 
     def yield_results(
-        self, results: Iterable[Result], through: LsnWindow, is_first: bool
+        self, results: Iterable[Result], through: LsnWindow, *, is_first: bool
     ) -> Iterator[dg.AssetCheckResult | dg.AssetCheckEvaluation]:
         """Yield results of checks. Dagster accepts one result of a selected check per step.
 

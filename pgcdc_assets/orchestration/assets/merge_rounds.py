@@ -78,10 +78,10 @@ class MergeRounds:
         for place, report in self._merged(through):
             yield from self._reports.yield_report(place, report, windows, recorded, is_first=True)
             results = checked.after(report, through.epoch)
-            yield from self._reports.yield_results(results, through, True)
+            yield from self._reports.yield_results(results, through, is_first=True)
             self._finish(report)
         self._catalog.register()
-        yield from self._reports.yield_results(checked.rest(), through, True)
+        yield from self._reports.yield_results(checked.rest(), through, is_first=True)
 
     def merge_later(self, windows: Sequence[LsnWindow]) -> None:
         """Merge the selected tables through the newest of some landed windows; `report` follows.
