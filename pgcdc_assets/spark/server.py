@@ -31,7 +31,7 @@ from pgcdc_assets.spark.jars import MASTER, looking_up_alone
 from pgcdc_assets.spark.java import check_java
 from pgcdc_assets.spark.object_store import start_options
 from pgcdc_assets.spark.server_process import RunningServer, launch
-from pgcdc_assets.spark.settings import CATALOG, HIVE, server_conf, start_conf
+from pgcdc_assets.spark.settings import CATALOG, HIVE, server_conf, start_conf, with_user_conf
 from pgcdc_assets.storage import is_s3
 
 _PROBE = "pgcdc_assets.spark.readiness_probe"
@@ -134,8 +134,8 @@ class SparkServer:
         self.work_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.log_file.exists():
             self.log_file.replace(self.log_file.with_name(f"{self.log_file.name}.old"))
-        conf = {**server_conf(port, str(self.work_folder), self.conf.get(MASTER)), **self.conf}
-        conf = start_options(self.lakes, conf)
+        own = server_conf(port, str(self.work_folder), self.conf.get(MASTER))
+        conf = start_options(self.lakes, with_user_conf(own, self.conf))
         token = secrets.token_hex(16)
         self._child = launch(start_conf(conf), token, self.work_folder, self.log_file)
         server = RunningServer(
