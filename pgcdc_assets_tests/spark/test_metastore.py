@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import secrets
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,14 +12,14 @@ from deltalake import write_deltalake
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.spark.server import SparkServer
 from pgcdc_assets.spark.settings import CATALOG, HIVE
-from pgcdc_assets_tests.support.database import Database, create_database, drop_database
+from pgcdc_assets_tests.support.database import Database, create_database
 from pgcdc_assets_tests.support.registering_session import register_in_process
 from pgcdc_assets_tests.support.spark import CONF
 
 pytestmark = [pytest.mark.spark, pytest.mark.soak, pytest.mark.timeout(900)]
 
 _DRIVER = "org.postgresql:postgresql:42.7.14"
-_USER, _VARIABLE = "pgcdc_test_metastore", "METASTORE_USER"
+_USER = "metastore"
 _JDO = "spark.hadoop.javax.jdo.option"
 ENTRIES = {"shop__orders__scd1": [0], "shop__orders_b7e8acdd__scd1": [1]}
 
@@ -33,17 +33,19 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def metastore(server18: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
-    """An empty database of a user, whose name is in the environment."""
-    made = create_database(server18)
-    try:
-        made.execute(f"drop role if exists {_USER}; create role {_USER} login")
-        made.execute(f"grant create on schema public to {_USER}")
-        monkeypatch.setenv(_VARIABLE, _USER)
-        yield made
-    finally:
-        drop_database(made)
-        Database(server18, "postgres").execute(f"drop role if exists {_USER}")
+def metastore(own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> Database:
+    """An empty database of a user with a password, which is in the environment."""
+    own_server.start()
+    database = create_database(own_server)
+    password = secrets.token_hex(8)
+    database.execute(f"create role {_USER} login password '{password}'")
+    database.execute(f"grant create on schema public to {_USER}")
+    hba = own_server.data_dir / "pg_hba.conf"
+    hba.write_text(f"host all {_USER} 127.0.0.1/32 scram-sha-256\n{hba.read_text()}")
+    database.execute("select pg_reload_conf()")
+    monkeypatch.setenv("METASTORE_USER", _USER)
+    monkeypatch.setenv("METASTORE_PASSWORD", password)
+    return database
 
 
 def derby_conf(folder: Path) -> dict[str, str]:
@@ -62,7 +64,8 @@ def postgres_conf(folder: Path, database: Database) -> dict[str, str]:
         "spark.jars.packages": _DRIVER,
         f"{_JDO}.ConnectionURL": url,
         f"{_JDO}.ConnectionDriverName": "org.postgresql.Driver",
-        f"{_JDO}.ConnectionUserName": f"${{env.{_VARIABLE}}}",
+        f"{_JDO}.ConnectionUserName": "${env.METASTORE_USER}",
+        f"{_JDO}.ConnectionPassword": "${env.METASTORE_PASSWORD}",
         "spark.hadoop.datanucleus.schema.autoCreateAll": "true",
         "spark.hadoop.hive.metastore.schema.verification": "false",
     }
@@ -85,7 +88,7 @@ def test_entries_in_derby_outlive_the_session_and_case_is_no_confusion(folder: P
 
 
 @pytest.mark.postgres
-def test_entries_in_postgres_outlive_the_session_and_its_user_is_of_the_environment(
+def test_entries_in_postgres_outlive_the_session_and_the_password_is_in_no_setting(
     folder: Path, metastore: Database
 ) -> None:
     check_entries_outlive_the_session(folder, postgres_conf(folder, metastore))
