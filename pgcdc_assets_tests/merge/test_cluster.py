@@ -87,18 +87,16 @@ def test_a_merge_that_loses_executors_loses_and_repeats_nothing(
     keys = [window.key for window in landing.windows]
     program = "pgcdc_assets_tests.support.merge.lost_executors"
     with SparkCluster(tmp_path, {}) as cluster:
-        merging = subprocess.Popen(
-            [sys.executable, "-m", program, s3_lake.uri, json.dumps(cluster.conf), *keys],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert merging.stdout is not None
-        assert any(line == "begin\n" for line in merging.stdout)
-        kills = 0
-        while kills < _KILLS and merging.poll() is None:
-            time.sleep(_SECONDS_BETWEEN_KILLS)
-            kills += cluster.kill_executor()
-        output, _ = merging.communicate()
+        arguments = [s3_lake.uri, json.dumps(cluster.conf), *keys]
+        command = [sys.executable, "-m", program, *arguments]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as merging:
+            assert merging.stdout is not None
+            assert any(line == "begin\n" for line in merging.stdout)
+            kills = 0
+            while kills < _KILLS and merging.poll() is None:
+                time.sleep(_SECONDS_BETWEEN_KILLS)
+                kills += cluster.kill_executor()
+            output, _ = merging.communicate()
     assert merging.returncode == 0
     assert kills == _KILLS
     found = json.loads(output.splitlines()[-1])
