@@ -42,6 +42,9 @@ _SECONDS_BETWEEN_NEWS = 5.0
 _POLL_SECONDS = 0.1
 _PORTS_TO_TRY = 3
 
+# The next line of the log has the reason.
+_NO_JVM = "Error occurred during initialization of VM"
+
 Say = Callable[[str], None]
 
 
@@ -245,7 +248,9 @@ class SparkServer:
         """Return the first line of the log with an error, or else the last line."""
         lines = self._log().strip().splitlines() or ["the log is empty"]
         errors = [
-            line for line in lines if re.search(r"Exception|Error\b|is not set|No such", line)
+            line
+            for line in lines
+            if re.search(r"Exception|Error\b|is not set|No such", line) and line != _NO_JVM
         ]
         return (errors or lines[-1:])[0].strip()[:300]
 

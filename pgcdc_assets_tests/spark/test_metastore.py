@@ -33,8 +33,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def metastore(own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> Database:
-    """An empty database of a user with a password, which is in the environment."""
+def metastore(
+    own_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Database:
+    """An empty database of a user with a password, which is in the environment.
+
+    The first session of a test has the driver by a resolution, and the others on the class path.
+    """
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     own_server.start()
     database = create_database(own_server)
     password = secrets.token_hex(8)
@@ -66,6 +72,7 @@ def postgres_conf(folder: Path, database: Database) -> dict[str, str]:
         f"{_JDO}.ConnectionDriverName": "org.postgresql.Driver",
         f"{_JDO}.ConnectionUserName": "${env.METASTORE_USER}",
         f"{_JDO}.ConnectionPassword": "${env.METASTORE_PASSWORD}",
+        "spark.hadoop.datanucleus.connectionPoolingType": "HikariCP",
         "spark.hadoop.datanucleus.schema.autoCreateAll": "true",
         "spark.hadoop.hive.metastore.schema.verification": "false",
     }
@@ -103,7 +110,7 @@ def test_a_table_registered_on_a_server_is_found_by_other_sessions_and_other_pro
     folder: Path, metastore: Database
 ) -> None:
     conf = postgres_conf(folder, metastore)
-    server = SparkServer(folder / "state", {**conf, CATALOG: HIVE, "spark.driver.memory": "1g"})
+    server = SparkServer(folder / "state", {**conf, CATALOG: HIVE, "spark.driver.memory": "1500m"})
     with server.running() as running:
         session = {"remote": running.remote}
         errors, found = register_in_process(folder, session, ["orders", "Orders"])
