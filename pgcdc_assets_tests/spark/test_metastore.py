@@ -13,12 +13,13 @@ from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.spark.server import SparkServer
 from pgcdc_assets.spark.settings import CATALOG, HIVE
 from pgcdc_assets_tests.support.database import Database, create_database
+from pgcdc_assets_tests.support.maven import download_jar
 from pgcdc_assets_tests.support.registering_session import register_in_process
 from pgcdc_assets_tests.support.spark import CONF
 
 pytestmark = [pytest.mark.spark, pytest.mark.soak, pytest.mark.timeout(900)]
 
-_DRIVER = "org.postgresql:postgresql:42.7.14"
+_DRIVER = ("org.postgresql", "postgresql", "42.7.14")
 _USER = "metastore"
 _JDO = "spark.hadoop.javax.jdo.option"
 ENTRIES = {"shop__orders__scd1": [0], "shop__orders_b7e8acdd__scd1": [1]}
@@ -33,14 +34,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def metastore(
-    own_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Database:
-    """An empty database of a user with a password, which is in the environment.
-
-    The first session of a test has the driver by a resolution, and the others on the class path.
-    """
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def metastore(own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> Database:
+    """An empty database of a user with a password, which is in the environment."""
     own_server.start()
     database = create_database(own_server)
     password = secrets.token_hex(8)
@@ -61,18 +56,23 @@ def derby_conf(folder: Path) -> dict[str, str]:
     return {**CONF, **warehouse, f"{_JDO}.ConnectionURL": url}
 
 
-def postgres_conf(folder: Path, database: Database) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The jar of the JDBC driver of Postgres."""
+    return download_jar(*_DRIVER, tmp_path_factory.mktemp("driver"))
+
+
+def postgres_conf(folder: Path, database: Database, driver: Path) -> dict[str, str]:
     """Return the settings of a session with a metastore in a database, as the guide has them."""
     url = f"jdbc:postgresql://127.0.0.1:{database.server.port}/{database.name}"
     return {
         **CONF,
         "spark.sql.warehouse.dir": f"{folder}/warehouse",
-        "spark.jars.packages": _DRIVER,
+        "spark.driver.extraClassPath": str(driver),
         f"{_JDO}.ConnectionURL": url,
         f"{_JDO}.ConnectionDriverName": "org.postgresql.Driver",
         f"{_JDO}.ConnectionUserName": "${env.METASTORE_USER}",
         f"{_JDO}.ConnectionPassword": "${env.METASTORE_PASSWORD}",
-        "spark.hadoop.datanucleus.connectionPoolingType": "HikariCP",
         "spark.hadoop.datanucleus.schema.autoCreateAll": "true",
         "spark.hadoop.hive.metastore.schema.verification": "false",
     }
@@ -96,9 +96,9 @@ def test_entries_in_derby_outlive_the_session_and_case_is_no_confusion(folder: P
 
 @pytest.mark.postgres
 def test_entries_in_postgres_outlive_the_session_and_the_password_is_in_no_setting(
-    folder: Path, metastore: Database
+    folder: Path, metastore: Database, driver: Path
 ) -> None:
-    check_entries_outlive_the_session(folder, postgres_conf(folder, metastore))
+    check_entries_outlive_the_session(folder, postgres_conf(folder, metastore, driver))
     names = metastore.query('select "TBL_NAME" from "TBLS" order by 1')
     assert [name for (name,) in names][:1] == ["shop__orders__scd1"] and len(names) == 3
     owners = metastore.query("select distinct tableowner from pg_tables where tablename = 'TBLS'")
@@ -107,9 +107,9 @@ def test_entries_in_postgres_outlive_the_session_and_the_password_is_in_no_setti
 
 @pytest.mark.postgres
 def test_a_table_registered_on_a_server_is_found_by_other_sessions_and_other_processes(
-    folder: Path, metastore: Database
+    folder: Path, metastore: Database, driver: Path
 ) -> None:
-    conf = postgres_conf(folder, metastore)
+    conf = postgres_conf(folder, metastore, driver)
     server = SparkServer(folder / "state", {**conf, CATALOG: HIVE, "spark.driver.memory": "1500m"})
     with server.running() as running:
         session = {"remote": running.remote}
