@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from pgcdc_assets.local import free_port
 from pgcdc_assets_tests.support import coverage_floor
 from pgcdc_assets_tests.support.balance import choose_group, group_of, kinds_of
+from pgcdc_assets_tests.support.object_store import StoreProxy
 from pgcdc_assets_tests.support.postgres_binaries import RELEASES, install, main
 from pgcdc_assets_tests.support.spark import CONNECT, EMBEDDED
 
@@ -152,3 +155,18 @@ def test_each_kind_of_session_has_a_process_and_the_others_begin_without_spark()
     assert choose_group(only_embedded, set(), [on_server, on_embedded, on_embedded]) is None
     assert choose_group(only_embedded, on_server, [on_embedded]) == "a.py"
     assert choose_group(only_embedded, on_server, [on_embedded, on_embedded]) is None
+
+
+def test_the_proxy_of_the_s3_server_asks_at_once_for_the_body_of_a_put() -> None:
+    """Without the answer, S3A sends the body after three seconds, and each commit takes as long."""
+    proxy = StoreProxy(free_port())
+    try:
+        address = ("127.0.0.1", int(proxy.endpoint.rpartition(":")[2]))
+        with socket.create_connection(address, timeout=2) as client:
+            client.sendall(
+                b"PUT /lake/key HTTP/1.1\r\nHost: s3\r\nContent-Length: 1\r\n"
+                b"Expect: 100-continue\r\n\r\n"
+            )
+            assert client.recv(1000).startswith(b"HTTP/1.1 100 Continue\r\n")
+    finally:
+        proxy.close()

@@ -214,8 +214,8 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
     )
     spark_config: dict[str, str] = Field(
         default={},
-        description="Spark settings over the defaults. A capture with such settings does not use "
-        "the server of `pgcdc spark start`.",
+        description="Spark settings over the defaults; `spark.jars.packages` adds to Delta's. A "
+        "capture with such settings does not use the server of `pgcdc spark start`.",
     )
     windows: WindowModel = Field(
         default=WindowModel(), description="When a window is opened, and how large it may be."

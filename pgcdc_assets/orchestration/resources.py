@@ -178,7 +178,13 @@ class SparkResource(dg.ConfigurableResource[None]):
             shown,
             started,
         )
-        from pgcdc_assets.spark.settings import CATALOG, HIVE, embedded_conf, start_conf
+        from pgcdc_assets.spark.settings import (
+            CATALOG,
+            HIVE,
+            embedded_conf,
+            start_conf,
+            with_user_conf,
+        )
 
         remote = self._chosen_remote()
         if remote is None and not runs_embedded():
@@ -191,7 +197,7 @@ class SparkResource(dg.ConfigurableResource[None]):
         conf = {"spark.remote": remote} if remote else embedded_conf(master)
         if remote is None and self.hive:
             conf[CATALOG] = HIVE
-        config = {"spark.app.name": "pgcdc", **conf, **self.spark_config}
+        config = with_user_conf({"spark.app.name": "pgcdc", **conf}, self.spark_config)
         if remote is None:
             config = start_options([lake.uri], config)
             if runs_embedded():

@@ -31,7 +31,7 @@ from pgcdc_assets.spark.jars import MASTER, looking_up_alone
 from pgcdc_assets.spark.java import check_java
 from pgcdc_assets.spark.object_store import start_options
 from pgcdc_assets.spark.server_process import RunningServer, launch
-from pgcdc_assets.spark.settings import CATALOG, HIVE, server_conf, start_conf
+from pgcdc_assets.spark.settings import CATALOG, HIVE, server_conf, start_conf, with_user_conf
 from pgcdc_assets.storage import is_s3
 
 _PROBE = "pgcdc_assets.spark.readiness_probe"
@@ -41,6 +41,9 @@ _SECONDS_TO_START = 600.0
 _SECONDS_BETWEEN_NEWS = 5.0
 _POLL_SECONDS = 0.1
 _PORTS_TO_TRY = 3
+
+# The next line of the log has the reason.
+_NO_JVM = "Error occurred during initialization of VM"
 
 Say = Callable[[str], None]
 
@@ -134,8 +137,8 @@ class SparkServer:
         self.work_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.log_file.exists():
             self.log_file.replace(self.log_file.with_name(f"{self.log_file.name}.old"))
-        conf = {**server_conf(port, str(self.work_folder), self.conf.get(MASTER)), **self.conf}
-        conf = start_options(self.lakes, conf)
+        own = server_conf(port, str(self.work_folder), self.conf.get(MASTER))
+        conf = start_options(self.lakes, with_user_conf(own, self.conf))
         token = secrets.token_hex(16)
         self._child = launch(start_conf(conf), token, self.work_folder, self.log_file)
         server = RunningServer(
@@ -245,7 +248,9 @@ class SparkServer:
         """Return the first line of the log with an error, or else the last line."""
         lines = self._log().strip().splitlines() or ["the log is empty"]
         errors = [
-            line for line in lines if re.search(r"Exception|Error\b|is not set|No such", line)
+            line
+            for line in lines
+            if re.search(r"Exception|Error\b|is not set|No such", line) and line != _NO_JVM
         ]
         return (errors or lines[-1:])[0].strip()[:300]
 

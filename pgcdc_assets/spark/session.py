@@ -37,7 +37,7 @@ from pgcdc_assets.spark.jars import (
 )
 from pgcdc_assets.spark.java import check_java
 from pgcdc_assets.spark.object_store import LOG_STORE
-from pgcdc_assets.spark.settings import SESSION_CONF, embedded_conf, start_conf
+from pgcdc_assets.spark.settings import SESSION_CONF, embedded_conf, start_conf, with_user_conf
 from pgcdc_assets.storage import BUCKET_PREFIX, is_s3
 
 # A local server that refuses connections has ended. By default the client retries for ten minutes,
@@ -72,7 +72,7 @@ def spark_session(
     with connecting(remote):
         builder = SparkSession.builder.appName(app_name)
         own = SESSION_CONF if remote else embedded_conf((conf or {}).get(MASTER))
-        settings = {**own, **(conf or {})}
+        settings = with_user_conf(own, conf or {})
         if remote:
             builder = builder.remote(remote)
         used = settings if remote else with_resolved_jars(start_conf(settings))

@@ -10,12 +10,13 @@ import os
 from collections.abc import Mapping
 
 from pgcdc_assets.spark.class_archive import with_archive
-from pgcdc_assets.spark.jars import MASTER, is_one_machine, with_known_jars
+from pgcdc_assets.spark.jars import MASTER, PACKAGES, is_one_machine, with_known_jars
 
 # Spark's setting of the session's own catalog: `hive`, or Spark's default.
 CATALOG, IN_MEMORY, HIVE = "spark.sql.catalogImplementation", "in-memory", "hive"
 
 DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
+_ANY_DELTA = "io.delta:delta-spark"
 
 # Settings that determine written values and files.
 SESSION_CONF: Mapping[str, str] = {
@@ -37,7 +38,7 @@ SESSION_CONF: Mapping[str, str] = {
 }
 
 _EMBEDDED_CONF: Mapping[str, str] = {
-    "spark.jars.packages": DELTA_PACKAGE,
+    PACKAGES: DELTA_PACKAGE,
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     # A merge of one row of 200 MB needs 3 GB.
@@ -119,6 +120,17 @@ def server_conf(port: int, folder: str, master: str | None = None) -> dict[str, 
         "spark.local.dir": f"{folder}/tmp",
         "spark.sql.warehouse.dir": f"{folder}/warehouse",
     }
+
+
+def with_user_conf(conf: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """Return settings of a session with the settings of the user over them.
+
+    The user's packages are added to Delta's, unless they contain a Delta. No session works without.
+    """
+    packages = own.get(PACKAGES, "")
+    if not packages or _ANY_DELTA in packages or PACKAGES not in conf:
+        return {**conf, **own}
+    return {**conf, **own, PACKAGES: f"{conf[PACKAGES]},{packages}"}
 
 
 def start_conf(conf: Mapping[str, str]) -> dict[str, str]:

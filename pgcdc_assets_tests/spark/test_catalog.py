@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -19,6 +20,8 @@ from pgcdc_assets.spark.catalog import (
     qualified_entry_name,
     register_tables,
 )
+from pgcdc_assets.spark.server_process import RunningServer
+from pgcdc_assets.spark.session import release_session
 from pgcdc_assets.table_name import TableName
 
 HOSTILE = (
@@ -123,6 +126,32 @@ def test_tables_are_found_by_name_and_entries_of_other_tables_stay(
     finally:
         spark.sql(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
     assert [DeltaTable(each.path).version() for each in tables] == [1, 0, 0]
+
+
+@pytest.mark.spark
+@pytest.mark.soak
+def test_an_entry_in_the_memory_of_a_server_is_found_by_its_other_sessions(
+    spark_server: RunningServer, tmp_path: Path
+) -> None:
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+    policy = CatalogPolicy(f"cdc_{tmp_path.name}".lower())
+    table = CatalogTable(TableName("shop", "orders"), 1, str(tmp_path / "orders"))
+    write_deltalake(table.path, pa.table({"id": [1]}))
+    sessions: list[Any] = [
+        ConnectSession.builder.remote(spark_server.remote).create() for _ in range(2)
+    ]
+    registering, reading = sessions
+    try:
+        assert dict(register_tables(registering, policy, [table])) == {table: None}
+        name = qualified_entry_name(policy, table.table, 1)
+        assert [row.id for row in reading.table(name).collect()] == [1]
+        # Both find the entry, and none replaces it.
+        assert dict(register_tables(reading, policy, [table])) == {table: None}
+    finally:
+        reading.sql(f"DROP SCHEMA IF EXISTS {policy.name}.{policy.schema} CASCADE")
+        for session in sessions:
+            release_session(session)
 
 
 @pytest.mark.spark

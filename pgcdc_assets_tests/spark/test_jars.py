@@ -18,6 +18,7 @@ from pgcdc_assets.spark.jars import (
     spark_jars,
     with_known_jars,
 )
+from pgcdc_assets.spark.settings import DELTA_PACKAGE, embedded_conf, with_user_conf
 
 CONF = {MASTER: "local[2]", PACKAGES: "io.delta:delta-spark:4"}
 
@@ -59,6 +60,17 @@ def test_a_second_start_waits_for_the_first() -> None:
         assert not is_second_in.wait(0.3)
     assert is_second_in.wait(10)
     waiting.join()
+
+
+def test_packages_of_the_user_are_added_to_delta() -> None:
+    conf = embedded_conf()
+    driver = "org.postgresql:postgresql:42.7.14"
+    assert with_user_conf(conf, {PACKAGES: driver})[PACKAGES] == f"{DELTA_PACKAGE},{driver}"
+    # Another Delta, jars of the user's own, and a server, which has its jars.
+    for packages in (f"{driver},io.delta:delta-spark_4.1_2.13:4.3.0", ""):
+        assert with_user_conf(conf, {PACKAGES: packages})[PACKAGES] == packages
+    assert with_user_conf({}, {PACKAGES: driver}) == {PACKAGES: driver}
+    assert with_user_conf(conf, {MASTER: "local[3]"}) == {**conf, MASTER: "local[3]"}
 
 
 def test_known_jars_are_on_the_class_path_without_a_resolution(jars: list[Path]) -> None:

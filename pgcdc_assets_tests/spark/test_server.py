@@ -154,6 +154,9 @@ def test_a_failed_start_is_one_sentence_with_the_cause(clone: Clone, tmp_path: P
     said = clone.end(2, clone.begin("spark", "start", JAVA_HOME=str(tmp_path)))
     assert "ended with status 1" in said
     assert "spark-server.log" in said
+    too_large = ("--memory", "1g", "--conf", "spark.driver.extraJavaOptions=-Xms2g")
+    said = clone.end(2, clone.begin("spark", "start", *too_large))
+    assert "Initial heap size set to a larger value" in said
     assert not clone.server.state_file.exists()
 
 

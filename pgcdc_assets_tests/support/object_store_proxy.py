@@ -134,6 +134,12 @@ class _Handler(BaseHTTPRequestHandler):
                 self._ask().read()
             self._cut()
 
+    def handle_expect_100(self) -> bool:
+        """Answer at once: the client sends the body of a PUT after this answer, or after 3 s."""
+        answered = super().handle_expect_100()
+        self.wfile.flush()
+        return answered
+
     do_HEAD = do_PUT = do_DELETE = do_POST = do_GET
 
     def log_message(self, format: str, *args: Any) -> None:

