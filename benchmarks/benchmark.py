@@ -104,5 +104,8 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "freshness": Benchmark(
         "freshness", "1,000 changes a second for 5 minutes, 100,000 orders", 16, uses_spark=True
     ),
+    "soak": Benchmark(
+        "soak", "20,000 windows of 20 tables, with the maintenance on", 75, uses_spark=True
+    ),
     "peers": Benchmark("peers.run", _STREAM, 30, postgres=15),
 }
