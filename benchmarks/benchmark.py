@@ -107,5 +107,8 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         24,
         uses_spark=True,
     ),
+    "soak": Benchmark(
+        "soak", "20,000 windows of 20 tables, with the maintenance on", 75, uses_spark=True
+    ),
     "peers": Benchmark("peers.run", _STREAM, 30, postgres=15),
 }

@@ -46,6 +46,7 @@ AFTER_REBUILD_COMMIT = "after_rebuild_commit"
 BEFORE_MESSAGES_COMMIT = "before_messages_commit"
 AFTER_MESSAGES_COMMIT = "after_messages_commit"
 AFTER_FILE_DELETED = "after_file_deleted"
+AFTER_EVENTS_DELETED = "after_events_deleted"
 
 _HANDLING_SECONDS = 0.5
 

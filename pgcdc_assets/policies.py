@@ -330,6 +330,9 @@ class RetentionPolicy:
         old_version_days: the same in days; 1 or more. If set, `old_version_hours` is ignored.
         replaced_ratio: after a merge, replaced files past their retention are deleted if their size
             is at least this multiple of the table's size.
+        record_days: Dagster's records of the capture are deleted after so many days: runs that have
+            ended, with their events and logs, observations, and results of checks. Records of
+            windows that have a partition key are kept. None: records are never deleted.
         schedule: cron expression of `<name>_upkeep`, in UTC.
     """
 
@@ -337,10 +340,11 @@ class RetentionPolicy:
     old_version_hours: float = 1.0
     old_version_days: float | None = None
     replaced_ratio: float = 1.0
+    record_days: float | None = 30.0
     schedule: str = "17 3 * * *"
 
     def __post_init__(self) -> None:
-        for name in ("raw_days", "replaced_ratio"):
+        for name in ("raw_days", "replaced_ratio", "record_days"):
             value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise ConfigurationError(reason=f"retention.{name} must not be negative")

@@ -19,6 +19,7 @@ from benchmarks.environment import describe_machine, find_commit
 from benchmarks.page import PAGE, README, generate
 from benchmarks.processes import CommandFailedError, run_measured
 from benchmarks.results import FIRST, Result, entry_of, read_entries, save
+from benchmarks.soak_samples import growth
 from benchmarks.turns import in_turns
 from pgcdc_assets_tests.support.syntax import syntax_tree
 
@@ -136,6 +137,11 @@ def test_every_benchmark_that_compares_lets_the_sides_take_turns() -> None:
         if "Result.of" in calls and not names & {"in_turns", "fold"}:
             without.add(path.name)
     assert without == _WITHOUT_TURNS
+
+
+def test_the_growth_of_a_curve_leaves_out_its_first_tenth() -> None:
+    curve = [90.0, 90.0, 1.0, 3.0, *[50.0] * 14, 4.0, 6.0]
+    assert growth(curve) == (2.0, 5.0)
 
 
 def test_a_dirty_tree_is_visible_in_the_commit(tmp_path: Path) -> None:

@@ -73,6 +73,12 @@ class RetentionModel(dg.Model, Resolvable):
         description="A merge deletes replaced files of that age if their size exceeds this many "
         "times the size of the table, and 8 MB.",
     )
+    record_days: float | None = Field(
+        default=RetentionPolicy.record_days,
+        description="Dagster's records of the capture are deleted after so many days: runs with "
+        "their events and logs, observations, and results of checks. Records of windows with a "
+        "partition key are kept. `null`: records are never deleted.",
+    )
     schedule: str = Field(
         default=RetentionPolicy.schedule,
         description="Cron expression of the job `<name>_upkeep`, in UTC.",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
 
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
+from pgcdc_assets.orchestration.runs.records import UNFINISHED
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
@@ -60,14 +61,39 @@ def find_unknown_windows(
 
 
 def find_surplus_keys(
-    windows: Sequence[LsnWindow], keep: int, merged_through: Position | None
+    windows: Sequence[LsnWindow],
+    keep: int,
+    merged_through: Position | None,
+    used: LsnWindow | None = None,
 ) -> list[str]:
-    """List the oldest keys beyond the number to keep, if their windows are merged everywhere."""
+    """List the oldest keys beyond the number to keep, if their windows are merged everywhere.
+
+    Args:
+        used: the oldest window of an unfinished run; this key and later keys stay.
+    """
     surplus = len(windows) - keep
     if surplus <= 0 or merged_through is None:
         return []
     oldest = sorted(windows)[:surplus]
-    return [window.key for window in oldest if window.end_position <= merged_through]
+    return [
+        window.key
+        for window in oldest
+        if window.end_position <= merged_through and (used is None or window < used)
+    ]
+
+
+def find_used_window(
+    instance: dg.DagsterInstance, windows: Collection[LsnWindow]
+) -> LsnWindow | None:
+    """Return the oldest partition of all unfinished runs; None without a run of these windows.
+
+    A merge commits before it reports its partitions. Dagster fails a run whose partitions have no
+    key any more.
+    """
+    by_key = {window.key: window for window in windows}
+    runs = instance.get_runs(dg.RunsFilter(statuses=UNFINISHED))
+    tags = [run.tags.get(tag, "") for run in runs for tag in (PARTITION_TAG, *RANGE_TAGS)]
+    return min((by_key[key] for key in tags if key in by_key), default=None)
 
 
 def find_shown_windows(

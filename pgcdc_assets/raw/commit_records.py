@@ -1,16 +1,20 @@
 """The records in the log entries of raw tables.
 
-In an object store each log entry is a request, so a process reads each entry once. A person who
-restores a lake there from a backup restarts the processes that read the lake.
+A process reads each log entry once: each window reads the entries since the last maintenance twice,
+and in an object store each entry is a request. An entry of a local lake is read again if its file
+has another time or size, as after a restore from a backup. A person who restores a lake in an
+object store restarts the processes that read the lake.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
-from pgcdc_assets.raw.delta_log import read_commit
+from pgcdc_assets.raw.delta_log import commit_path, read_commit
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.lake import Lake
 
@@ -21,8 +25,10 @@ _LOG_READERS = 8
 
 Records = list[dict[str, Any]]
 
-# By address, identifier of the table and version.
-_KNOWN: dict[tuple[str, str, int], Records] = {}
+# Address, identifier of the table, version, and in a local lake time and size of the file.
+_Key = tuple[str, str, int, tuple[int, int] | None]
+
+_KNOWN: dict[_Key, Records] = {}
 _MOST_KNOWN = 20_000
 
 
@@ -38,20 +44,28 @@ def read_records(lake: Lake, uri: str, table_id: str, versions: Iterable[int]) -
     Raises:
         FileNotFoundError: a log entry was removed.
     """
-    files = filesystem(lake, uri)
+    keys: list[_Key] = [
+        (uri, table_id, version, _time_and_size(uri, version) if lake.is_local else None)
+        for version in versions
+    ]
+    found = {key: _KNOWN[key] for key in keys if key in _KNOWN}
+    missing = [key for key in keys if key not in found]
+    if missing:
+        files = filesystem(lake, uri)
 
-    def read(version: int) -> Records:
-        key = uri, table_id, version
-        known = None if lake.is_local else _KNOWN.get(key)
-        if known is None:
-            actions = read_commit(files, version)
+        def read(key: _Key) -> Records:
+            actions = read_commit(files, key[2])
             infos = [action["commitInfo"] for action in actions if "commitInfo" in action]
-            known = [info[RECORD] for info in infos if RECORD in info]
-            if not lake.is_local:
-                if len(_KNOWN) >= _MOST_KNOWN:
-                    _KNOWN.clear()
-                _KNOWN[key] = known
-        return known
+            return [info[RECORD] for info in infos if RECORD in info]
 
-    with ThreadPoolExecutor(_LOG_READERS) as readers:
-        return [record for records in readers.map(read, versions) for record in records]
+        with ThreadPoolExecutor(_LOG_READERS) as readers:
+            found |= zip(missing, readers.map(read, missing), strict=True)
+        if len(_KNOWN) + len(missing) > _MOST_KNOWN:
+            _KNOWN.clear()
+        _KNOWN.update((key, found[key]) for key in missing)
+    return [record for key in keys for record in found[key]]
+
+
+def _time_and_size(uri: str, version: int) -> tuple[int, int]:
+    status = os.stat(Path(uri, commit_path(version)))
+    return status.st_mtime_ns, status.st_size

@@ -4,7 +4,7 @@ If a retention is set, the first step deletes expired raw windows and their part
 commit per epoch. The step holds the merge's pool, so no watermark moves back during the step. Then
 the step deletes the snapshots that are useless without these windows. The next run retries a failed
 deletion. The second step compacts files and runs VACUUM. It takes longer, and runs beside captures
-and merges.
+and merges. A step beside them deletes old records of Dagster.
 """
 
 import datetime as dt
@@ -16,10 +16,12 @@ import dagster as dg
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.orchestration.names import Names
+from pgcdc_assets.orchestration.partitions import find_used_window
 from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
 from pgcdc_assets.orchestration.runs.claims import claim_run
 from pgcdc_assets.orchestration.runs.executor import run_executor
 from pgcdc_assets.orchestration.runs.failures import dagster_failures, raise_failed
+from pgcdc_assets.orchestration.runs.record_retention import delete_old_records
 from pgcdc_assets.orchestration.runs.records import CAPTURE_TAG
 from pgcdc_assets.orchestration.state import read_state, watermarks
 from pgcdc_assets.raw.maintenance import maintain_raw_zone
@@ -123,14 +125,35 @@ def build_maintenance_job(
         if failures:
             raise_failed("Not maintained", failures, capture.name)
 
+    @dg.op(name=f"{capture.name}_delete_old_records", out=dg.Out(dg.Nothing))
+    def delete_records(context: dg.OpExecutionContext) -> None:
+        if policy.record_days is None:
+            context.log.info("All records of Dagster are kept: `retention.record_days` is not set")
+            return
+        older_than = dt.datetime.now(dt.UTC) - dt.timedelta(days=policy.record_days)
+        with claim_run(context):
+            try:
+                deleted = delete_old_records(
+                    context.instance, capture, raw, keys.values(), older_than
+                )
+            except NotImplementedError:
+                context.log.info("The storage of this Dagster instance cannot delete runs")
+                return
+        context.log.info(
+            f"Deleted {deleted.runs} runs, {deleted.check_results} results of checks and "
+            f"{deleted.sensor_events} events of sensors"
+        )
+
     @dg.job(
         name=names.maintenance_job,
-        description="Deletes windows past retention, compacts small files, deletes replaced files.",
+        description="Deletes windows past retention, compacts small files, deletes replaced files "
+        "and old records.",
         executor_def=run_executor,
         tags={CAPTURE_TAG: capture.name},
     )
     def maintenance_job() -> None:
         tidy_up(start=remove_old_windows())
+        delete_records()
 
     schedule = dg.ScheduleDefinition(
         name=names.maintenance_job,
@@ -182,14 +205,13 @@ def apply_retention(
 def _prune(instance: dg.DagsterInstance, capture: CdcCapture, report: RetentionReport) -> int:
     """Delete the partition keys of deleted windows; return their number."""
     floor = Position(report.epoch, report.floor or Lsn(0))
-    keys = [
-        key
-        for key in instance.get_dynamic_partitions(capture.windows_name)
-        if _is_below(LsnWindow.parse(key), floor)
-    ]
-    for key in keys:
+    keys = instance.get_dynamic_partitions(capture.windows_name)
+    windows = sorted(map(LsnWindow.parse, keys))
+    used = find_used_window(instance, windows)
+    old = [w.key for w in windows if _is_below(w, floor) and (used is None or w < used)]
+    for key in old:
         instance.delete_dynamic_partition(capture.windows_name, key)
-    return len(keys)
+    return len(old)
 
 
 def _is_below(window: LsnWindow, floor: Position) -> bool:

@@ -23,6 +23,7 @@ from pgcdc_assets.orchestration.partitions import (
     build_range_tags,
     find_surplus_keys,
     find_unknown_windows,
+    find_used_window,
 )
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs.dead_runs import close_dead_runs
@@ -371,8 +372,9 @@ class _Tick:
     def _prune(self, windows: list[LsnWindow]) -> None:
         if len(windows) <= self.capture.windows.keep:
             return
+        used = find_used_window(self.context.instance, windows)
         merged = read_state(self.zone, self.capture).merged_through
-        old = find_surplus_keys(windows, self.capture.windows.keep, merged)
+        old = find_surplus_keys(windows, self.capture.windows.keep, merged, used)
         if old:
             self.partitions.append(
                 dg.DeleteDynamicPartitionsRequest(self.capture.windows_name, old)

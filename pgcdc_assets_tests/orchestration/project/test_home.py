@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import dagster as dg
 import pytest
 import yaml
 
+from pgcdc_assets.orchestration.checks.raw import WINDOW_CHECKS
 from pgcdc_assets.orchestration.project.home import CONFIG, open_instance
+from pgcdc_assets.orchestration.runs.record_retention import delete_old_records
 from pgcdc_assets_tests.orchestration.conftest import Orchestrated
 from pgcdc_assets_tests.support.database import Database
 
@@ -77,6 +80,13 @@ def test_an_instance_with_postgres_storage_records_runs(
             orchestrated.land()
             assert len(orchestrated.windows()) == 2
             assert all(run.is_success for run in instance.get_runs())
-        assert records.value("select count(*) from dynamic_partitions") == 2
+            assert records.value("select count(*) from dynamic_partitions") == 2
+            oldest, _ = orchestrated.windows()
+            instance.delete_dynamic_partition(orchestrated.capture.windows_name, oldest)
+            later = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
+            deleted = delete_old_records(
+                instance, orchestrated.capture, orchestrated.raw, [], later
+            )
+            assert (deleted.runs, deleted.check_results) == (1, len(WINDOW_CHECKS))
     finally:
         orchestrated.database.execute(f"drop database {records.name} with (force)")

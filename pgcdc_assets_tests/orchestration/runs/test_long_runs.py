@@ -207,6 +207,10 @@ def test_a_merge_folds_windows_that_are_landed_during_its_run(
     assert len(continuing.windows()) == len(first) + 3
     shown = [key for key in materialized(result, B) if key is not None]
     assert sorted(shown) == continuing.windows(), "each window once"
+    for event in result.get_asset_materialization_events():
+        found = event.materialization.metadata
+        is_newest = "windows_folded" in found or event.partition in first
+        assert ("dagster/column_schema" in found) == is_newest, "the largest part of a record"
     assert evaluated(result).count(INVARIANTS) >= 2
     history = checked(continuing, B)
     assert len(history) == evaluated(result, B).count(INVARIANTS) >= 2, "one for each merge"

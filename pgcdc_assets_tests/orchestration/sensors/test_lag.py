@@ -14,6 +14,7 @@ from deltalake import write_deltalake
 from pgcdc_assets.errors import RawZoneError, SlotAdvanced, SlotLost, SlotMissing
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.orchestration.checks.raw import SLOT_HEALTH
+from pgcdc_assets.orchestration.partitions import build_range_tags
 from pgcdc_assets.policies import WindowPolicy
 from pgcdc_assets.tables.state import advance_watermark, table_path
 from pgcdc_assets_tests.orchestration.conftest import Orchestrated
@@ -188,9 +189,10 @@ def test_a_new_instance_gets_the_windows_of_an_existing_lake(orchestrated: Orche
 
 
 @pytest.mark.sampled
-def test_keys_above_the_number_to_keep_are_pruned_only_when_merged(
+def test_keys_above_the_number_to_keep_are_pruned_only_when_merged_and_unused(
     orchestrated: Orchestrated,
 ) -> None:
+    """Dagster fails a merge that reports a partition without a key."""
     few = replace(orchestrated.capture, windows=WindowPolicy(max_age_seconds=0, keep=1))
     pruning = Orchestrated(orchestrated.database, orchestrated.lake, orchestrated.instance, few)
     pruning.copy()
@@ -202,6 +204,10 @@ def test_keys_above_the_number_to_keep_are_pruned_only_when_merged(
     assert len(landed) >= 3
     for table in ("a", "b"):
         merged_through(pruning, table, LsnWindow.parse(landed[1]).end)
+    merge = pruning.start_run("merge", build_range_tags(landed[1], landed[2]))
+    pruning.tick("lag")
+    assert set(landed) - set(pruning.windows()) == set(landed[:1])
+    pruning.instance.report_run_failed(merge)
     pruning.tick("lag")
     assert set(landed) - set(pruning.windows()) == set(landed[:2])
 
