@@ -39,18 +39,29 @@ ScdKey = tuple[CdcTable, int]
 Result = dg.MaterializeResult[Any] | dg.AssetCheckResult
 
 
+@dataclass(frozen=True)
+class _First:
+    """The merge of the run's partitions."""
+
+    report: MergeReport
+    windows: Sequence[LsnWindow]
+    recorded: Sequence[WindowSummary]
+
+
 @dataclass
 class _Kept:
     """What is to be reported about one table.
 
     Attributes:
         since: monotonic time of the first merge that was not reported.
-        windows: the windows to materialise, in order.
+        first: by kind of SCD table, if the first merge of the run was not reported.
+        windows: the windows of later merges to materialise, in order.
         recorded: the summaries of these windows.
-        reports: by kind of SCD table.
+        reports: of the later merges, by kind of SCD table.
     """
 
     since: float
+    first: dict[int, _First] = field(default_factory=dict)
     windows: list[LsnWindow] = field(default_factory=list)
     recorded: list[WindowSummary] = field(default_factory=list)
     reports: dict[int, MergeReport] = field(default_factory=dict)
@@ -83,14 +94,24 @@ class MergeReports:
         report: MergeReport,
         windows: Sequence[LsnWindow],
         recorded: Sequence[WindowSummary],
+        *,
+        is_first: bool,
     ) -> None:
-        """Keep the report of a merge for later."""
+        """Keep the report of a merge for later.
+
+        Args:
+            windows: the merged windows, in order.
+            is_first: the windows are the partitions of the run.
+        """
         table, scd = place
         if not (report.waits_for or self._waiting.get(place)) and self._idle.is_left_out(
-            self.specs[place].key, report, windows[-1], is_first=False
+            self.specs[place].key, report, windows[-1], is_first=is_first
         ):
             return
         kept = self._kept.setdefault(table, _Kept(time.monotonic()))
+        if is_first:
+            kept.first[scd] = _First(report, windows, recorded)
+            return
         if kept.windows[-1:] != list(windows[-1:]):
             count = len(self.context.selected_asset_keys)
             found = find_shown_windows([*kept.windows, *windows], count, MAX_LATER_MATERIALIZATIONS)
@@ -115,15 +136,24 @@ class MergeReports:
             yield from self._yield_table(table, self._kept.pop(table))
 
     def _yield_table(self, table: CdcTable, kept: _Kept) -> Iterator[Any]:
-        checks = self.open_checks([(table, scd) for scd in kept.reports])
-        through = kept.windows[-1]
-        for scd, report in sorted(kept.reports.items()):
-            place = (table, scd)
-            yield from self.yield_report(place, report, kept.windows, kept.recorded, is_first=False)
-            yield from self.yield_results(
-                checks.after(report, through.epoch), through, is_first=False
-            )
-        yield from self.yield_results(checks.rest(), through, is_first=False)
+        kinds = sorted({*kept.first, *kept.reports})
+        checks = self.open_checks([(table, scd) for scd in kinds])
+        for scd in kinds:
+            place, first, later = (table, scd), kept.first.get(scd), kept.reports.get(scd)
+            if first is not None:
+                yield from self.yield_report(
+                    place, first.report, first.windows, first.recorded, is_first=True
+                )
+                through, report = first.windows[-1], first.report
+            if later is not None:
+                yield from self.yield_report(
+                    place, later, kept.windows, kept.recorded, is_first=False
+                )
+                through = kept.windows[-1]
+                report = later if first is None else first.report.followed_by(later)
+            results = checks.after(report, through.epoch)
+            yield from self.yield_results(results, through, is_first=first is not None)
+        yield from self.yield_results(checks.rest(), through, is_first=bool(kept.first))
 
     def yield_report(
         self,

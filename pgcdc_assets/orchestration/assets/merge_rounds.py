@@ -83,15 +83,16 @@ class MergeRounds:
         self._catalog.register()
         yield from self._reports.yield_results(checked.rest(), through, is_first=True)
 
-    def merge_later(self, windows: Sequence[LsnWindow]) -> None:
+    def merge_unreported(self, windows: Sequence[LsnWindow]) -> None:
         """Merge the selected tables through the newest of some landed windows; `report` follows.
 
         Args:
-            windows: all windows since the last merge, in order.
+            windows: the windows of the run, or all windows since the last merge, in order.
         """
+        is_first = self.through is None
         recorded = read_summaries(self.zone, windows)
         for place, report in self._merged(windows[-1]):
-            self._reports.keep(place, report, windows, recorded)
+            self._reports.keep(place, report, windows, recorded, is_first=is_first)
             self._finish(report)
         self._catalog.register()
 

@@ -77,11 +77,16 @@ def build_scd_assets(
                 # A run of checks alone has no windows.
                 yield from rounds.check_only()
                 return
-            yield from rounds.merge(sorted(map(LsnWindow.parse, context.partition_keys)))
+            asked = sorted(map(LsnWindow.parse, context.partition_keys))
+            if following.seconds:
+                rounds.merge_unreported(asked)
+                yield from rounds.report(rounds.has_landed)
+            else:
+                yield from rounds.merge(asked)
             while not rounds.failures and (
                 windows := following.find(lambda: rounds.landed_since(following))
             ):
-                rounds.merge_later(windows)
+                rounds.merge_unreported(windows)
                 yield from rounds.report(rounds.has_landed)
             yield from rounds.report()
             rounds.raise_failures()
