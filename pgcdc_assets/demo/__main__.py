@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         "--scale", type=float, default=1.0, help="size of the shop; 1: 10,000 orders"
     )
     parser.add_argument(
-        "--seconds", type=float, default=10.0, help="duration of the workload before the last sync"
+        "--seconds", type=float, default=5.0, help="duration of the workload before the last sync"
     )
     parser.add_argument("--port", type=int, default=3000, help="port of Dagster, with dev")
     parser.add_argument("--debug", action="store_true", help="show the stack trace of an error")
