@@ -23,7 +23,7 @@ from pgcdc_assets.verify import (
 from pgcdc_assets_tests.support.merge.pipeline import PUBLICATION, Pipeline
 from pgcdc_assets_tests.support.verify.comparison import compare, moment_of, verify
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.sampled]
 SOAK = pytest.mark.soak
 
 ODD_TEXTS = [
@@ -52,7 +52,6 @@ def found_in(comparison: Comparison) -> set[tuple[DifferenceKind, tuple[str | No
     return {(difference.kind, difference.key) for difference in comparison.differences}
 
 
-@pytest.mark.sampled
 def test_the_sides_are_equal_after_the_snapshot_after_changes_and_before_a_merge(
     pipeline: Pipeline,
 ) -> None:
@@ -74,7 +73,6 @@ def test_the_sides_are_equal_after_the_snapshot_after_changes_and_before_a_merge
     assert not staging.exists() or not list(staging.iterdir())
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("is_merged", "is_small"),
     [pytest.param(True, True, marks=SOAK), pytest.param(False, True, marks=SOAK), (False, False)],
@@ -110,7 +108,6 @@ def test_a_wrong_a_missing_and_an_extra_row_are_reported_by_key(
     }
 
 
-@pytest.mark.sampled
 def test_tables_compared_together_have_separate_results_and_failures(
     pipeline: Pipeline,
 ) -> None:
@@ -147,7 +144,6 @@ def test_tables_compared_together_have_separate_results_and_failures(
     assert "never merged" in str(failure.error)
 
 
-@pytest.mark.sampled
 def test_a_duplicate_row_is_an_extra_row(pipeline: Pipeline) -> None:
     pipeline.start("create table t (id int primary key, v text)", "insert into t values (1, 'a')")
     pipeline.sync()
@@ -156,7 +152,6 @@ def test_a_duplicate_row_is_an_extra_row(pipeline: Pipeline) -> None:
     assert found_in(found) == {(DifferenceKind.EXTRA, ("1",))}
 
 
-@pytest.mark.sampled
 def test_composite_keys_and_unusual_texts_are_reported_exactly(pipeline: Pipeline) -> None:
     pipeline.tables = ("t",)
     pipeline.start('create table t (b text, "a %s" bigint, v text, primary key ("a %s", b))')
@@ -187,7 +182,6 @@ def test_null_and_the_empty_text_differ(pipeline: Pipeline) -> None:
     assert verify(pipeline).differing == 2
 
 
-@pytest.mark.sampled
 def test_a_rescued_text_counts_as_the_value(pipeline: Pipeline) -> None:
     pipeline.start(
         "create table t (id int primary key, v numeric(6, 2))", "insert into t values (1, 'NaN')"
@@ -217,7 +211,6 @@ def test_many_differences_are_counted_and_some_are_reported_by_key(pipeline: Pip
     }
 
 
-@pytest.mark.sampled
 def test_row_filter_and_column_list_apply_to_the_source_too(pipeline: Pipeline) -> None:
     """D13: the publication's row filter selects the compared rows."""
     database = pipeline.database
@@ -234,7 +227,6 @@ def test_row_filter_and_column_list_apply_to_the_source_too(pipeline: Pipeline) 
     assert found.source_rows == 11
 
 
-@pytest.mark.sampled
 def test_commits_after_the_comparison_point_are_on_neither_side(pipeline: Pipeline) -> None:
     """One window has changes on both sides of the comparison point, and merges are beyond it."""
     pipeline.start(
@@ -371,7 +363,6 @@ def test_the_limit_of_a_statement_does_not_apply_to_the_reading_of_a_table(
     assert found.is_equal
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("is_small", [pytest.param(True, marks=SOAK), False])
 def test_columns_that_the_source_has_dropped_are_not_compared(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, is_small: bool
