@@ -36,6 +36,7 @@ from pgcdc_assets.postgres.wal import read_barrier
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets_tests.orchestration.conftest import LIMITS, NAME, Orchestrated
+from pgcdc_assets_tests.support.orchestration.long_runs import land_aside
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
 
