@@ -104,8 +104,9 @@ def _continue(upgraded: Capturing, version: int) -> None:
     capture = CdcCapture("test", "pub", (CdcTable("public", "t"),), slot=SLOT)
     findings = check_capture(upgraded.settings, capture, zone)
     assert [each.code for each in findings if each.severity == "error"] == ["source"]
+    through = upgraded.captured_through()
     with pytest.raises(RawZoneError, match="pgcdc renew"):
-        upgraded.capture()
+        upgraded.capture(LsnWindow.of(1, through, Lsn(through + 8)))
     renewed = renew_epoch(upgraded.settings, zone, SLOT, "pub")
     assert (renewed.epoch, renewed.server_version // 10000) == (2, version)
     [report] = snapshot_tables(upgraded.settings, zone, SLOT, "pub")

@@ -5,8 +5,8 @@ change all the time, their events take longer than their merges. So a run that c
 first, and reports when no window waits, or after `MOST_SECONDS`. The report of a table then covers
 all its merges since the last report.
 
-If the run is killed before it has reported, the first merge of the next run reports the table
-(`data_versions.py`, `idle_tables.py`).
+If the run is killed before it has reported, the next run materialises these windows too, and its
+first merge reports the table as changed (`data_versions.py`, `idle_tables.py`).
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -36,7 +37,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_runs, "IDLE_SECONDS", 4.0)
 
 
-@pytest.mark.parametrize(("most_seconds", "reports"), [(60.0, 1), (0.0, 3)])
+@pytest.mark.parametrize(("most_seconds", "reports"), [(60.0, 1), (0.0, 4)])
 def test_while_windows_wait_merges_are_reported_together(
     continuing: Orchestrated,
     spark: SparkSession,
@@ -65,15 +66,15 @@ def test_while_windows_wait_merges_are_reported_together(
         result = continuing.execute(asked(continuing, "merges"), "merge")
     assert result.success
 
-    assert evaluated(result, B).count(INVARIANTS) == 1 + reports
+    assert evaluated(result, B).count(INVARIANTS) == reports
     events = [e for e in result.get_asset_materialization_events() if e.asset_key == B]
     assert [event.partition for event in events] == continuing.windows()
     figures = [e.materialization.metadata for e in events if "steps" in e.materialization.metadata]
-    assert len(figures) == 1 + reports
+    assert len(figures) == max(2, reports), "the first merge has its own event"
     assert sum(float(str(each["rows_inserted"].value)) for each in figures[1:]) == 3
     shown = [str(e.materialization.metadata[THROUGH_METADATA].value) for e in events]
     first, *later = continuing.windows()
-    assert shown == [first, *(later if reports == 3 else later[-1:] * 3)]
+    assert shown == [first, *(later if reports == 4 else later[-1:] * 3)]
     assert "every table is merged" in (continuing.tick("merges").skip_message or "")
 
 
@@ -89,11 +90,14 @@ def test_merges_of_a_run_that_dies_before_its_report_are_reported_by_the_next_ru
         land_aside(continuing)
 
     with monkeypatch.context() as patched, running_beside(land_one):
+        report = merge_reports.MergeReports.yield_kept
 
-        def die(*_: object) -> Iterator[object]:
-            raise RuntimeError("planted")
+        def die_later(self: merge_reports.MergeReports, *more: Any) -> Iterator[Any]:
+            if any(kept.reports for kept in self._kept.values()):
+                raise RuntimeError("planted")
+            yield from report(self, *more)
 
-        patched.setattr(merge_reports.MergeReports, "yield_kept", die)
+        patched.setattr(merge_reports.MergeReports, "yield_kept", die_later)
         assert not continuing.execute(request, "merge").success
     merged, _ = continuing.windows()
     assert continuing.instance.get_materialized_partitions(B) == {merged}
@@ -106,8 +110,9 @@ def test_merges_of_a_run_that_dies_before_its_report_are_reported_by_the_next_ru
     (again,) = continuing.tick("merges").run_requests
     result = continuing.execute(again, "merge")
     assert result.success
+    assert continuing.instance.get_materialized_partitions(B) == set(continuing.windows())
     newest = continuing.instance.get_latest_materialization_event(B)
-    assert newest is not None and newest.asset_materialization is not None
-    assert newest.asset_materialization.partition == continuing.windows()[-1]
+    assert newest is not None
+    assert newest.asset_materialization is not None
     version = (newest.asset_materialization.tags or {})["dagster/data_version"]
     assert version, "the table counts as changed, though the second run has not changed it"
