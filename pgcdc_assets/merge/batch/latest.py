@@ -189,11 +189,11 @@ def _keep_bag_remainder(events: pa.Table, codes: Numbers, fold: Fold) -> tuple[N
     last_put_in[tuples[is_content]] = order[is_content]
     is_held = is_content[last] | (balance > 0)
     # A row is held that was added at some time, so `last_put_in` is an event.
-    held = np.full(int(codes.max()) + 1, -1, np.int64)
+    newest = last_of_each(codes, order)
+    held = np.full(len(newest), -1, np.int64)
     np.maximum.at(held, codes[last[is_held]], last_put_in[is_held])
     has_lost = np.zeros(len(held), np.bool_)
     has_lost[codes[last[balance < 0]]] = True
-    newest = last_of_each(codes, order)
     departure = np.full(len(held), -1, np.int64)
     departure[codes[~is_content]] = order[~is_content]
     is_kept = (held >= 0) | has_lost

@@ -137,7 +137,8 @@ class SmallMerges:
                     copied = RequestedRows.request(texts, schema, casts)
                 if merge.fold is not None:
                     changed = RequestedRows.request(fold_texts(rows, merge.fold), schema, casts)
-            except pa.ArrowException:
+            except Exception:
+                # One table must not stop the others. Spark merges it, or explains what is wrong.
                 self.left.append(merge.task)
                 continue
             yield _Folded(merge, copied, changed)

@@ -187,6 +187,24 @@ def test_an_emptied_table_has_no_file_and_is_filled_again(
     assert merges_by_spark(path) == 0
 
 
+@pytest.mark.parametrize("identity", ["d", "f"])
+def test_changes_of_which_a_truncate_leaves_none_empty_the_table(
+    spark: SparkSession, zone: RawZone, identity: str
+) -> None:
+    landing = Landing(zone, [relation(column("id"), column("v", "text"), identity=identity)])
+    landing.begin([["1", "a"], ["2", "b"]])
+    landing.land([])
+    target = CdcTable("shop", "items")
+    path = merge(spark, landing, target).path
+    old = ("1", "a") if identity == "f" else None
+    landing.land([update("1", "c", old=old, old_kind="O" if old else None), truncate()])
+    report = merge(spark, landing, target)
+    assert (report.rows_deleted, report.row_count) == (2, 0)
+    landing.land([insert("3", "d")])
+    assert merge(spark, landing, target).row_count == 1
+    assert merges_by_spark(path) == 0
+
+
 def test_the_state_after_a_commit_is_kept_as_it_would_be_read(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
