@@ -15,11 +15,10 @@ contains the end of each kind of run and the start of the next run.
 from __future__ import annotations
 
 import shutil
-import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pyarrow as pa
@@ -36,18 +35,15 @@ from benchmarks.freshness_source import (
     source,
     table_names,
 )
+from benchmarks.live_pipeline import count_equal_rows, running_dagster
 from benchmarks.results import Result
 from benchmarks.scale import roomy_folder, scaled
 from benchmarks.source import log
-from pgcdc_assets.demo.dagster_dev import start_dagster, stop_dagster
-from pgcdc_assets.local import free_port
 from pgcdc_assets.orchestration.project.home import CONFIG
-from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.server import SparkServer
 from pgcdc_assets.tables.state import table_path
-from pgcdc_assets.verify import compare_table
 
 _WARM_UP_SECONDS = scaled(60, least=10)
 _SECONDS = scaled(300, least=30)
@@ -100,10 +96,10 @@ def _measure(folder: Path, *, tables: int = 1, with_server: bool = True) -> list
         }
         zone = RawZone(Lake(environment["PGCDC_LAKE"]), NAME)
         writer = Writer(conninfo, tables)
-        with _dagster(folder, environment) as check_dagster:
+        with running_dagster("benchmarks.freshness_definitions", folder, environment) as (_, check):
             reader = Reader(zone, table_names(tables))
-            ages = _follow(reader, writer, check_dagster)
-        rows = _compare(conninfo, zone, table_names(tables))
+            ages = _follow(reader, writer, check)
+        rows = count_equal_rows(conninfo, zone, PUBLICATION, table_names(tables))
     # At the end of the writer, each table gets one more marker.
     last = writer.markers - tables
     measured = [age for marker, age in ages.items() if _WARM_UP_SECONDS < marker <= last]
@@ -115,18 +111,6 @@ def _measure(folder: Path, *, tables: int = 1, with_server: bool = True) -> list
         f"{rows:,} rows equal their source"
     )
     return measured
-
-
-def _compare(conninfo: str, zone: RawZone, names: Sequence[str]) -> int:
-    """Return the number of rows of all tables, which must equal their source."""
-    settings = ConnectionSettings(conninfo=conninfo, name=NAME)
-    rows = 0
-    for name in names:
-        found = compare_table(settings, zone, PUBLICATION, "public", name)
-        if not found.is_equal:
-            raise SystemExit(f"the table {name} differs from its source: {found}")
-        rows += found.target_rows
-    return rows
 
 
 def _follow(reader: Reader, writer: Writer, check: Callable[[], None]) -> dict[int, float]:
@@ -171,7 +155,6 @@ class Reader:
 
     def __init__(self, zone: RawZone, names: Sequence[str]) -> None:
         self.ages: dict[int, float] = {}
-        self._names = list(names)
         self._paths = [table_path(zone.lake, zone.name, "public", name, 1) for name in names]
         self._tables: list[DeltaTable] = []
         self._versions: dict[int, int] = {}
@@ -235,36 +218,6 @@ def _look_until(
             news = now
             log(f"... waiting for {awaited}; {len(reader.ages)} markers seen")
         time.sleep(_POLL_SECONDS)
-
-
-@contextmanager
-def _dagster(folder: Path, environment: Mapping[str, str]) -> Iterator[Callable[[], None]]:
-    """Run `dagster dev` inside the block, and yield a check that the process is running."""
-    log_file = folder / "dagster.log"
-    # A background job of a shell ignores SIGINT, which Dagster would inherit.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    with log_file.open("wb") as output:
-        process = start_dagster(
-            [
-                *("-m", "benchmarks.freshness_definitions"),
-                *("-h", "127.0.0.1", "-p", str(free_port())),
-            ],
-            Path(__file__).parents[1],
-            environment,
-            output,
-        )
-
-    def check() -> None:
-        if process.poll() is not None:
-            raise SystemExit(f"Dagster ended with status {process.returncode}")
-
-    try:
-        yield check
-    except SystemExit:
-        log(f"End of Dagster's log:\n{log_file.read_text(errors='replace')[-3000:]}")
-        raise
-    finally:
-        stop_dagster(process)
 
 
 def _percentile_95(values: list[float]) -> float:

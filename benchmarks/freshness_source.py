@@ -13,10 +13,12 @@ from __future__ import annotations
 import random
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import psycopg2
 import psycopg2.extensions
@@ -112,38 +114,21 @@ def source(folder: Path, tables: int = 1) -> Iterator[EmbeddedServer]:
         server.remove()
 
 
-class Writer:
+class WriterThread(ABC):
     """Writer of changes in a thread, a context manager.
 
-    At its end, each table gets a marker after its last change.
-
     Attributes:
-        markers: number of committed markers. Marker number k is in table k modulo `tables`.
+        changes: number of committed changes.
     """
 
-    def __init__(self, conninfo: str, tables: int = 1) -> None:
-        self.markers = 0
+    def __init__(self, conninfo: str) -> None:
         self.changes = 0
-        self.seconds = 0.0
         self._conninfo = conninfo
-        self._chance = random.Random(1)
-        self._groups = self._divide(table_names(tables))
         self._stopping = threading.Event()
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
 
-    @staticmethod
-    def _divide(names: Sequence[str]) -> list[list[ChangedTable]]:
-        """Return the tables of each transaction of a second."""
-        groups = min(len(names), _TICKS_PER_SECOND)
-        changes = CHANGES_PER_SECOND // _TICKS_PER_SECOND * groups // len(names)
-        rows = ROWS // len(names)
-        return [
-            [ChangedTable(name, changes, 1, rows + 1) for name in names[group::groups]]
-            for group in range(groups)
-        ]
-
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -162,6 +147,40 @@ class Writer:
                 self._write(conn, cursor)
         except Exception as error:
             self._failure = error
+
+    @abstractmethod
+    def _write(
+        self, conn: psycopg2.extensions.connection, cursor: psycopg2.extensions.cursor
+    ) -> None:
+        """Write until `_stopping` is set."""
+
+
+class Writer(WriterThread):
+    """Writer of a thousand changes a second, and of markers.
+
+    At its end, each table gets a marker after its last change.
+
+    Attributes:
+        markers: number of committed markers. Marker number k is in table k modulo `tables`.
+    """
+
+    def __init__(self, conninfo: str, tables: int = 1) -> None:
+        super().__init__(conninfo)
+        self.markers = 0
+        self.seconds = 0.0
+        self._chance = random.Random(1)
+        self._groups = self._divide(table_names(tables))
+
+    @staticmethod
+    def _divide(names: Sequence[str]) -> list[list[ChangedTable]]:
+        """Return the tables of each transaction of a second."""
+        groups = min(len(names), _TICKS_PER_SECOND)
+        changes = CHANGES_PER_SECOND // _TICKS_PER_SECOND * groups // len(names)
+        rows = ROWS // len(names)
+        return [
+            [ChangedTable(name, changes, 1, rows + 1) for name in names[group::groups]]
+            for group in range(groups)
+        ]
 
     def _write(
         self, conn: psycopg2.extensions.connection, cursor: psycopg2.extensions.cursor

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from benchmarks.freshness_source import DATABASE, PUBLICATION, source, table_names
+from benchmarks.live_pipeline import count_equal_rows, running_dagster
 from benchmarks.results import Result
 from benchmarks.scale import roomy_folder, scaled
 from benchmarks.soak_definitions import CAPTURE, FILE_RETENTION, INTERVAL, LOG_RETENTION, TABLES
@@ -41,17 +41,13 @@ from benchmarks.soak_samples import (
 )
 from benchmarks.soak_writer import SoakWriter
 from benchmarks.source import log
-from pgcdc_assets.demo.dagster_dev import start_dagster, stop_dagster
-from pgcdc_assets.local import free_port
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.orchestration.project.home import CONFIG
 from pgcdc_assets.orchestration.state import read_state
-from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.server import SparkServer
 from pgcdc_assets.tables.state import table_path
-from pgcdc_assets.verify import compare_table
 
 WINDOWS = scaled(20_000, least=100)
 SAMPLE_SECONDS = scaled(60, least=5)
@@ -142,7 +138,7 @@ def _measure(folder: Path) -> list[Sample]:
         }
         zone = RawZone(Lake(environment["PGCDC_LAKE"]), CAPTURE.name)
         with (
-            _dagster(folder, environment) as (pid, check),
+            running_dagster("benchmarks.soak_definitions", folder, environment) as (pid, check),
             dg.DagsterInstance.from_config(str(home)) as instance,
         ):
             soak = _Soak(zone, home, instance, [pid, spark.pid, _postmaster(postgres.data_dir)])
@@ -157,12 +153,8 @@ def _measure(folder: Path) -> list[Sample]:
             writer.check()
             log(f"{writer.changes:,} changes were written")
             soak.catch_up(writer.end, check)
-        for name in _NAMES:
-            settings = ConnectionSettings(conninfo=conninfo, name=CAPTURE.name)
-            found = compare_table(settings, zone, PUBLICATION, "public", name)
-            if not found.is_equal:
-                raise SystemExit(f"the table differs from its source: {found}")
-        log(f"{len(_NAMES)} tables equal their source")
+        rows = count_equal_rows(conninfo, zone, PUBLICATION, _NAMES)
+        log(f"{len(_NAMES)} tables with {rows:,} rows equal their source")
     return soak.samples
 
 
@@ -280,28 +272,3 @@ def _wait_for(
 def _postmaster(data_dir: Path) -> int:
     """Return the pid of a Postgres server."""
     return int((data_dir / "postmaster.pid").read_text().split()[0])
-
-
-@contextmanager
-def _dagster(
-    folder: Path, environment: Mapping[str, str]
-) -> Iterator[tuple[int, Callable[[], None]]]:
-    """Run `dagster dev` inside the block; yield its pid, and a check that it is running."""
-    log_file = folder / "dagster.log"
-    # A background job of a shell ignores SIGINT, which Dagster would inherit.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    arguments = ["-m", "benchmarks.soak_definitions", "-h", "127.0.0.1", "-p", str(free_port())]
-    with log_file.open("wb") as output:
-        process = start_dagster(arguments, Path(__file__).parents[1], environment, output)
-
-    def check() -> None:
-        if process.poll() is not None:
-            raise SystemExit(f"Dagster ended with status {process.returncode}")
-
-    try:
-        yield process.pid, check
-    except SystemExit:
-        log(f"End of Dagster's log:\n{log_file.read_text(errors='replace')[-3000:]}")
-        raise
-    finally:
-        stop_dagster(process)
