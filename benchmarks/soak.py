@@ -221,11 +221,13 @@ class _Soak:
 
     def _sample(self, seconds: float) -> None:
         name = CAPTURE.name
+        # The last sample may follow another one at once.
+        merge_maxima(self._memory, read_memory(self._roots))
         sample = Sample(
             seconds,
             self._windows,
             find_window_seconds(self._instance, dg.AssetKey([name, "raw"])),
-            find_merge_seconds(self._instance, dg.AssetKey([name, "scd1", "public", _NAMES[0]])),
+            find_merge_seconds(Path(table_path(self._zone.lake, name, "public", _NAMES[0], 1))),
             count_files(Path(self._zone.lake.uri) / name),
             measure_database(self._home),
             len(self._instance.get_dynamic_partitions(CAPTURE.windows_name)),
