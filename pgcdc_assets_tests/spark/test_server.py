@@ -1,7 +1,7 @@
 """`pgcdc spark` and its Spark server, through the real command line.
 
-The tests share a clone and its servers, because the start of a JVM takes long. They run in the
-order of the file.
+The tests share a clone and its server, because the start of a JVM takes long. A test that needs a
+running server starts it if no test before has, so each test passes alone.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ class Clone:
         return out + error
 
     def running(self) -> RunningServer:
-        """Return the running server."""
+        """Return the running server; start it if necessary."""
+        if self.server.usable() is None:
+            self.pgcdc("spark", "start", "--memory", "1g")
         found = self.server.find()
         assert found is not None
         return found
@@ -120,6 +122,7 @@ def java_of(folder: Path) -> list[psutil.Process]:
 
 
 def test_an_interrupted_start_leaves_no_process(clone: Clone) -> None:
+    clone.server.stop()
     for number in (signal.SIGINT, signal.SIGTERM):
         starting = clone.begin("spark", "start", "--memory", "1g")
         wait_until(lambda: clone.server.find() is not None, "the process", limit_seconds=60)
@@ -132,6 +135,7 @@ def test_an_interrupted_start_leaves_no_process(clone: Clone) -> None:
 
 @pytest.mark.sampled
 def test_an_interrupted_start_of_dev_leaves_no_process(clone: Clone) -> None:
+    clone.server.stop()
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
     dev = subprocess.Popen(
@@ -148,6 +152,7 @@ def test_an_interrupted_start_of_dev_leaves_no_process(clone: Clone) -> None:
 
 
 def test_a_failed_start_is_one_sentence_with_the_cause(clone: Clone, tmp_path: Path) -> None:
+    clone.server.stop()
     said = clone.end(2, clone.begin("spark", "start", JAVA_HOME="/no/such/java"))
     assert "JAVA_HOME is /no/such/java" in said
     write_java(tmp_path, "17.0.1", status_of_others=1)
@@ -162,6 +167,7 @@ def test_a_failed_start_is_one_sentence_with_the_cause(clone: Clone, tmp_path: P
 
 @pytest.mark.sampled
 def test_two_concurrent_starts_share_one_server(clone: Clone) -> None:
+    clone.server.stop()
     both = [clone.begin("spark", "start", "--memory", "1g") for _ in range(2)]
     said = sorted("".join(each.communicate(timeout=280)) for each in both)
     assert [each.returncode for each in both] == [0, 0], said
@@ -244,10 +250,8 @@ def test_sync_merges_on_the_running_server_and_the_tables_equal_the_source(
 
 @pytest.mark.sampled
 def test_a_killed_server_is_recognised_and_restarted(clone: Clone) -> None:
-    running = clone.server.find()
-    if running is not None:  # The previous test may have killed the server.
-        os.kill(running.pid, signal.SIGKILL)
-    killed = json.loads(clone.server.state_file.read_text())["pid"]
+    killed = clone.running().pid
+    os.kill(killed, signal.SIGKILL)
     wait_until(lambda: clone.server.find() is None, "the server to be gone")
     assert "No Spark server is running" in clone.pgcdc("spark", "status")
     assert clone.server.usable() is None
