@@ -17,6 +17,7 @@ from pgcdc_assets.orchestration.jobs.requested_job import requested_job
 from pgcdc_assets.orchestration.jobs.sync import sync_capture
 from pgcdc_assets.orchestration.jobs.sync_report import SyncLimits, SyncReport
 from pgcdc_assets.orchestration.project.code_location import CodeLocation, find_captures
+from pgcdc_assets.orchestration.project.home import CONFIG
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress, sync_progress
 from pgcdc_assets.policies import WindowPolicy
@@ -152,8 +153,6 @@ class Orchestrated:
 @pytest.fixture(scope="session")
 def fresh_home(tmp_path_factory: pytest.TempPathFactory, quick_dagster_storage: None) -> Path:
     """Create an empty instance to copy, because Dagster needs a second to create each instance."""
-    from pgcdc_assets.orchestration.project.home import CONFIG
-
     home = tmp_path_factory.mktemp("dagster")
     (home / "dagster.yaml").write_text(CONFIG.read_text())
     with dg.DagsterInstance.from_config(str(home)) as instance:
@@ -167,6 +166,18 @@ def fresh_home(tmp_path_factory: pytest.TempPathFactory, quick_dagster_storage: 
 def instance(tmp_path: Path, fresh_home: Path) -> Iterator[dg.DagsterInstance]:
     """Open a persistent instance for the test, with the package's dagster.yaml."""
     home = shutil.copytree(fresh_home, tmp_path / "dagster")
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        yield instance
+
+
+@pytest.fixture
+def unbuffered(tmp_path: Path, fresh_home: Path) -> Iterator[dg.DagsterInstance]:
+    """Open an instance that starts no run whose pool is used."""
+    home = shutil.copytree(fresh_home, tmp_path / "unbuffered")
+    config = CONFIG.read_text().splitlines(keepends=True)
+    kept = [line for line in config if "op_granularity_run_buffer" not in line]
+    assert len(kept) == len(config) - 1
+    (home / "dagster.yaml").write_text("".join(kept))
     with dg.DagsterInstance.from_config(str(home)) as instance:
         yield instance
 

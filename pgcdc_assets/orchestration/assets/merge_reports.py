@@ -5,14 +5,15 @@ change all the time, their events take longer than their merges. So a run that c
 first, and reports when no window waits, or after `MOST_SECONDS`. The report of a table then covers
 all its merges since the last report.
 
-If the run is killed before it has reported, the next run materialises these windows too, and its
-first merge reports the table as changed (`data_versions.py`, `idle_tables.py`).
+If the run is killed before it has reported, or ends early for its successor, the next run
+materialises these windows too, and its first merge reports the table as changed
+(`data_versions.py`, `idle_tables.py`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,8 @@ from pgcdc_assets.settings import CdcTable
 MOST_SECONDS = 30.0
 # While windows wait, the reports between two merges take this time.
 SECONDS_AT_ONCE = 1.0
+# The last reports of a run whose successor waits take this time.
+SECONDS_BEFORE_SUCCESSOR = 2.0
 
 ScdKey = tuple[CdcTable, int]
 Result = dg.MaterializeResult[Any] | dg.AssetCheckResult
@@ -134,6 +137,16 @@ class MergeReports:
             if not (is_due and now < began + SECONDS_AT_ONCE) and is_busy():
                 return
             yield from self._yield_table(table, self._kept.pop(table))
+
+    def yield_some(self) -> Generator[Any, None, int]:
+        """Yield kept reports, the oldest first, for `SECONDS_BEFORE_SUCCESSOR`.
+
+        Returns:
+            The number of tables that are not reported. The next run reports them, as after a kill.
+        """
+        end = time.monotonic() + SECONDS_BEFORE_SUCCESSOR
+        yield from self.yield_kept(lambda: time.monotonic() >= end)
+        return len(self._kept)
 
     def _yield_table(self, table: CdcTable, kept: _Kept) -> Iterator[Any]:
         kinds = sorted({*kept.first, *kept.reports})

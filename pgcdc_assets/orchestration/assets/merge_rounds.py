@@ -100,6 +100,15 @@ class MergeRounds:
         """Yield the events of the merges that were not reported; see `MergeReports.yield_kept`."""
         yield from self._reports.yield_kept(is_busy)
 
+    def report_some(self) -> Iterator[Any]:
+        """Yield events for a short time, because another run waits; see `MergeReports.yield_some`.
+
+        Merges are visible sooner if the next run begins sooner.
+        """
+        left = yield from self._reports.yield_some()
+        if left:
+            self.context.log.info(f"{left} tables are reported by the next run, which waits")
+
     def _merged(self, through: LsnWindow) -> Iterator[tuple[ScdKey, MergeReport]]:
         """Merge the selected tables, and yield the merged ones; the others are failures."""
         copied = self._being_copied()

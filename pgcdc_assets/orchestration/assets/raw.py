@@ -205,9 +205,17 @@ class _Landing:
         The partition key is added before the window is landed. If the run is killed in between, the
         sensor requests the open window again.
         """
+        self._skip_landed()
         while (window := self._next(following)) is not None:
             self.context.instance.add_dynamic_partitions(self.capture.windows_name, [window.key])
             yield window
+
+    def _skip_landed(self) -> None:
+        """Continue after the windows that the run before this one has landed meanwhile."""
+        assert self._last is not None
+        landed = self.zone.changes.windows(self._last.epoch, self._last.end)
+        if landed:
+            self._last, self._opened_at = landed[-1].window, time.monotonic()
 
     def _next(self, following: LongRun) -> LsnWindow | None:
         one_shot = sync_progress.get()

@@ -88,7 +88,10 @@ def build_scd_assets(
             ):
                 rounds.merge_unreported(windows)
                 yield from rounds.report(rounds.has_landed)
-            yield from rounds.report()
+            if not rounds.failures and following.is_followed():
+                yield from rounds.report_some()
+            else:
+                yield from rounds.report()
             rounds.raise_failures()
 
     return step.restore(merge)

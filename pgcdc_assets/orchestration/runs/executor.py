@@ -23,6 +23,7 @@ from dagster._core.execution.step_dependency_config import StepDependencyConfig
 from dagster._utils.interrupts import pop_captured_interrupt
 
 from pgcdc_assets.orchestration.runs.claims import claimed_run, interrupt_steps
+from pgcdc_assets.orchestration.runs.pool_waits import claim_pool
 
 
 class _ClaimingExecutor(dg.Executor):
@@ -43,6 +44,7 @@ class _ClaimingExecutor(dg.Executor):
         self, plan_context: PlanOrchestrationContext, execution_plan: ExecutionPlan
     ) -> Iterator[dg.DagsterEvent]:
         with claimed_run(plan_context.instance, plan_context.dagster_run):
+            yield from claim_pool(plan_context, execution_plan)
             for event in self._inner.execute(plan_context, execution_plan):
                 _note_interrupts()
                 yield event

@@ -4,17 +4,22 @@ The start of a run needs seconds of processor time for a process, its imports an
 Dagster's storage. A run for every window would cost more than the changes. So a sensor sets, by a
 tag, how long a requested run may continue. Other runs, such as a materialisation in the UI or by
 `pgcdc sync`, end after the requested windows.
+
+At the end of its time a run hands over: the sensor requests a successor, whose process starts and
+waits for the pool, and the run continues until then. If Dagster would not start the successor while
+the pool is used (`hands_over`), the run ends at its time, and the sensor requests the next run.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import dagster as dg
-from dagster import DagsterRunStatus, RunRecord, RunsFilter
+from dagster import DagsterRun, DagsterRunStatus, RunRecord, RunsFilter
+from dagster._core.instance.config import PoolGranularity
 
 from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress
 from pgcdc_assets.policies import WindowPolicy
@@ -28,6 +33,8 @@ IDLE_SECONDS = 10.0
 # An instance may limit the number of its runs. A run that is queued for longer than this time may
 # wait for the end of this run.
 QUEUED_SECONDS = 15.0
+# A run that waits for its successor ends this long after its time.
+HANDOVER_SECONDS = 60.0
 
 Found = TypeVar("Found")
 
@@ -35,6 +42,36 @@ Found = TypeVar("Found")
 def may_continue(policy: WindowPolicy, progress: SyncProgress | None) -> dict[str, str]:
     """Return the tag for a run that a sensor requests; no tag in a one-shot run."""
     return {} if progress is not None else {SECONDS_TAG: f"{policy.run_seconds:g}"}
+
+
+def hands_over(instance: dg.DagsterInstance, pool: str) -> bool:
+    """Return whether Dagster admits one run to a pool, and starts the next one before its end."""
+    storage = instance.event_log_storage
+    if not storage.supports_global_concurrency_limits:
+        return False
+    config = storage.get_pool_config()
+    if config.pool_granularity is PoolGranularity.RUN or not config.op_granularity_run_buffer:
+        return False
+    limits = {limit.name: limit.limit for limit in storage.get_pool_limits()}
+    return limits.get(pool, config.default_pool_limit) == 1
+
+
+def find_outgoing(
+    instance: dg.DagsterInstance, unfinished: Iterable[RunRecord], pool: str
+) -> DagsterRun | None:
+    """Return the run that needs a successor now; None if there is none, or if it has one.
+
+    Args:
+        unfinished: the queued and running runs of a step that uses the pool.
+    """
+    records = list(unfinished)
+    if len(records) != 1:
+        return None
+    run, began = records[0].dagster_run, records[0].start_time
+    seconds = float(run.tags.get(SECONDS_TAG, "0"))
+    if not seconds or began is None or run.status != DagsterRunStatus.STARTED:
+        return None
+    return run if time.time() >= began + seconds and hands_over(instance, pool) else None
 
 
 def poll_seconds(policy: WindowPolicy) -> float:
@@ -48,6 +85,7 @@ class LongRun:
 
     Attributes:
         pool: the pool of the run's step. The run ends if another run waits for the pool.
+        seconds: the time of the run.
         idle_seconds: the run ends after this time without work.
         poll_seconds: interval at which the run looks for work.
     """
@@ -60,6 +98,9 @@ class LongRun:
     poll_seconds: float = _LONGEST_POLL_SECONDS
     _began: float = field(default_factory=time.monotonic)
     _idle_since: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._hands_over = self.seconds > 0 and hands_over(self.instance, self.pool)
 
     @classmethod
     def of(cls, context: dg.AssetExecutionContext, pool: str, policy: WindowPolicy) -> LongRun:
@@ -81,7 +122,7 @@ class LongRun:
 
     def stop(self) -> None:
         """End the run; other runs process the next windows."""
-        self.seconds = 0.0
+        self.seconds, self._hands_over = 0.0, False
 
     def find(self, look: Callable[[], Found | None]) -> Found | None:
         """Wait for the next work; return None at the end of the run."""
@@ -95,8 +136,13 @@ class LongRun:
             time.sleep(self.poll_seconds)
         return None
 
+    def is_followed(self) -> bool:
+        """Return whether the run's successor waits for the pool."""
+        return self._hands_over and self._is_awaited()
+
     def _end(self) -> float:
-        return min(self._began + self.seconds, self._idle_since + self.idle_seconds)
+        seconds = self.seconds + HANDOVER_SECONDS if self._hands_over else self.seconds
+        return min(self._began + seconds, self._idle_since + self.idle_seconds)
 
     def _is_running(self) -> bool:
         """Return whether the run is unfinished in Dagster. After its end another run may start."""
@@ -115,6 +161,6 @@ class LongRun:
 
     def _is_waiting(self, queued: RunRecord) -> bool:
         wanted = queued.dagster_run.run_op_concurrency
-        if wanted is not None and self.pool in (wanted.all_pools or ()):
+        if wanted is not None and self.pool in (wanted.all_pools or ()) and not self._hands_over:
             return True
         return time.time() - queued.create_timestamp.timestamp() > QUEUED_SECONDS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import dagster as dg
@@ -59,7 +59,15 @@ class Attempts:
 def find_unfinished(
     instance: dg.DagsterInstance, job_name: str, keys: Collection[dg.AssetKey], step: str
 ) -> DagsterRun | None:
-    """Find a queued or running run that materialises the assets.
+    """Find a queued or running run that materialises the assets; see `unfinished_runs`."""
+    found = next(unfinished_runs(instance, job_name, keys, step), None)
+    return None if found is None else found.dagster_run
+
+
+def unfinished_runs(
+    instance: dg.DagsterInstance, job_name: str, keys: Collection[dg.AssetKey], step: str
+) -> Iterator[RunRecord]:
+    """Yield the queued and running runs that materialise the assets, the newest first.
 
     Runs started by "Materialize" in the UI belong to Dagster's implicit job and lack our tags, so
     the selection of assets is examined too. A run does not count if its step for the assets has
@@ -73,13 +81,11 @@ def find_unfinished(
         run = record.dagster_run
         if is_left_over(instance, record):
             continue
-        if run.job_name == job_name:
-            return run
-        if not wanted.isdisjoint(run.asset_selection or ()) and not run_has_ended(
-            instance, run, step
+        if run.job_name == job_name or (
+            not wanted.isdisjoint(run.asset_selection or ())
+            and not run_has_ended(instance, run, step)
         ):
-            return run
-    return None
+            yield record
 
 
 def run_has_ended(instance: dg.DagsterInstance, run: DagsterRun, step: str) -> bool:

@@ -27,13 +27,14 @@ from pgcdc_assets.orchestration.partitions import (
 )
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs.dead_runs import close_dead_runs
-from pgcdc_assets.orchestration.runs.long_runs import may_continue
+from pgcdc_assets.orchestration.runs.long_runs import find_outgoing, may_continue
 from pgcdc_assets.orchestration.runs.records import (
     CAPTURE_TAG,
     PURPOSE_TAG,
     THROUGH_TAG,
     attempts_for,
     find_unfinished,
+    unfinished_runs,
 )
 from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress, sync_progress
 from pgcdc_assets.orchestration.sensors.catalog_poll import CatalogPoll
@@ -100,8 +101,8 @@ def build_lag_sensor(capture: CdcCapture, targets: LagSensorAssets) -> dg.Sensor
         close_dead_runs(context.instance, capture.name, {targets.raw, targets.snapshot})
         # Look for a running capture first, because a capture opens windows itself: if none runs,
         # the later readings cannot be stale.
-        running = find_unfinished(
-            context.instance, names.capture_job, {targets.raw}, names.land_step
+        running = list(
+            unfinished_runs(context.instance, names.capture_job, {targets.raw}, names.land_step)
         )
         try:
             with postgres.query_connection("sensor") as conn:
@@ -111,7 +112,7 @@ def build_lag_sensor(capture: CdcCapture, targets: LagSensorAssets) -> dg.Sensor
             if progress is not None:
                 raise
             return dg.SkipReason(str(error))
-        is_capturing = running is not None
+        outgoing = find_outgoing(context.instance, running, names.slot_pool)
         tick = _Tick(
             capture,
             targets,
@@ -121,7 +122,8 @@ def build_lag_sensor(capture: CdcCapture, targets: LagSensorAssets) -> dg.Sensor
             status,
             flush_lsn,
             progress,
-            is_capturing,
+            bool(running),
+            outgoing if progress is None else None,
             notes,
         )
         return tick.run()
@@ -131,7 +133,11 @@ def build_lag_sensor(capture: CdcCapture, targets: LagSensorAssets) -> dg.Sensor
 
 @dataclass
 class _Tick:
-    """One evaluation of the sensor."""
+    """One evaluation of the sensor.
+
+    Attributes:
+        outgoing: a running capture that needs a successor.
+    """
 
     capture: CdcCapture
     targets: LagSensorAssets
@@ -142,6 +148,7 @@ class _Tick:
     flush_lsn: Lsn
     progress: SyncProgress | None
     is_capturing: bool
+    outgoing: dg.DagsterRun | None
     reasons: list[str]
 
     def __post_init__(self) -> None:
@@ -290,7 +297,9 @@ class _Tick:
             self.progress.barrier if self.progress is not None else None,
         )
         if isinstance(plan, Wait):
-            if self.is_capturing:
+            if self.outgoing is not None:
+                self._succeed(self.outgoing, [w for w in windows if w.end_position <= through])
+            elif self.is_capturing:
                 self._block(plan.reason)
             else:
                 self.reasons.append(plan.reason)
@@ -318,18 +327,28 @@ class _Tick:
             self.partitions.append(dg.AddDynamicPartitionsRequest(self.capture.windows_name, [key]))
         instance = self.context.instance
         past = attempts_for(instance, self.capture.name, "capture", {THROUGH_TAG: key})
+        self._request(key, f"{plan.attempt}:{past.newest}")
+
+    def _succeed(self, outgoing: dg.DagsterRun, landed: list[LsnWindow]) -> None:
+        """Request the successor of a running capture, which verifies the newest landed window.
+
+        A new window could overlap the next window of the running capture.
+        """
+        if landed:
+            self._request(landed[-1].key, f"after {outgoing.run_id}")
+
+    def _request(self, key: str, occasion: str) -> None:
+        """Request a capture of a window; Dagster ignores a second request for an occasion."""
+        tags = {
+            CAPTURE_TAG: self.capture.name,
+            PURPOSE_TAG: "capture",
+            THROUGH_TAG: key,
+            **may_continue(self.capture.windows, self.progress),
+        }
+        run_key = f"{self.capture.name}:{key}:{occasion}"
+        job_name = self.names.capture_job
         self.requests.append(
-            dg.RunRequest(
-                run_key=f"{self.capture.name}:{key}:{plan.attempt}:{past.newest}",
-                job_name=self.names.capture_job,
-                partition_key=key,
-                tags={
-                    CAPTURE_TAG: self.capture.name,
-                    PURPOSE_TAG: "capture",
-                    THROUGH_TAG: key,
-                    **may_continue(self.capture.windows, self.progress),
-                },
-            )
+            dg.RunRequest(run_key=run_key, job_name=job_name, partition_key=key, tags=tags)
         )
 
     def _add_unknown_windows(

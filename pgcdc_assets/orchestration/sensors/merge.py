@@ -2,6 +2,7 @@
 
 A run merges every table that needs a merge, from the oldest unmerged window of any table through
 the newest landed window. After each failed merge a table waits longer. The other tables continue.
+A run at the end of its time gets a successor, which waits for the pool (`long_runs.py`).
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.partitions import build_shown_range_tags, find_shown_windows
 from pgcdc_assets.orchestration.resources import LakeResource
 from pgcdc_assets.orchestration.runs.dead_runs import close_dead_runs
-from pgcdc_assets.orchestration.runs.long_runs import may_continue
+from pgcdc_assets.orchestration.runs.long_runs import find_outgoing, may_continue
 from pgcdc_assets.orchestration.runs.records import (
     CAPTURE_TAG,
     MERGE_PURPOSE,
     PURPOSE_TAG,
     THROUGH_TAG,
     attempts_for,
-    find_unfinished,
     recent_runs,
     seconds_since_end,
+    unfinished_runs,
 )
 from pgcdc_assets.orchestration.runs.snapshot_runs import RunningSnapshots
 from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress, sync_progress
@@ -73,15 +74,18 @@ def build_merge_sensor(
         close_dead_runs(context.instance, capture.name, frozenset(keys.values()))
         # Look for a running merge before the state is read. Otherwise the sensor would request the
         # windows again that a merge has finished in between.
-        running = find_unfinished(
-            context.instance, names.merge_job, frozenset(keys.values()), names.merge_step
+        running = list(
+            unfinished_runs(
+                context.instance, names.merge_job, frozenset(keys.values()), names.merge_step
+            )
         )
-        is_merging = running is not None
-        if is_merging and progress is None:
+        is_merging = bool(running)
+        outgoing = find_outgoing(context.instance, running, names.merge_pool)
+        if is_merging and progress is None and outgoing is None:
             # Most evaluations end here while changes arrive, and `read_state` opens every table.
             return dg.SkipReason(_IS_MERGING)
         zone = lake.zone(capture.name)
-        is_remote = progress is None and not zone.lake.is_local
+        is_remote = progress is None and not zone.lake.is_local and outgoing is None
         if is_remote and quiet.is_quiet(zone):
             return dg.SkipReason(_ALL_MERGED)
         versions = read_versions(zone) if is_remote else ()
@@ -90,7 +94,9 @@ def build_merge_sensor(
             epoch = state.epoch.epoch if state.epoch is not None else 0
             progress.is_merged = all(progress.has_merged(table, epoch) for table in state.tables)
         copied = copying.find(context.instance, zone)
-        tick = _Tick(capture, dict(keys), context.instance, state, progress, is_merging, copied)
+        tick = _Tick(
+            capture, dict(keys), context.instance, state, progress, is_merging, outgoing, copied
+        )
         answer = tick.run()
         if is_remote and isinstance(answer, dg.SkipReason) and answer.skip_message == _ALL_MERGED:
             quiet.remember(zone, versions)
@@ -108,6 +114,7 @@ class _Tick:
     """One evaluation of the sensor.
 
     Attributes:
+        outgoing: a running merge that needs a successor.
         copied: tables with a running re-snapshot.
     """
 
@@ -117,17 +124,20 @@ class _Tick:
     state: CaptureState
     progress: SyncProgress | None
     is_merging: bool
+    outgoing: dg.DagsterRun | None
     copied: frozenset[str]
 
     def run(self) -> dg.SensorResult | dg.SkipReason:
         names = Names.of(self.capture)
         if self.state.captured_through is None:
             return dg.SkipReason("nothing is captured yet")
+        # The outgoing run may have merged everything at this moment.
+        succeeds = self.outgoing is not None and self.progress is None
         behind = [table for table in self.state.tables if table.needs_merge]
-        if not behind:
+        if not behind and not succeeds:
             return dg.SkipReason(self._waits_for_snapshots() or _ALL_MERGED)
         behind = [table for table in behind if not self._is_copied(table)]
-        if not behind:
+        if not behind and not succeeds:
             if self.progress is not None:
                 self.progress.is_blocked = True
             return dg.SkipReason(f"re-snapshot running: {', '.join(sorted(self.copied))}")
@@ -140,7 +150,7 @@ class _Tick:
             self.progress.is_blocked = True
             return dg.SkipReason(_IS_MERGING)
         ready = behind if self.progress is not None else self._without_backoff(behind)
-        if not ready:
+        if not ready and not succeeds:
             return dg.SkipReason("the newest merges failed, and are retried later")
         return dg.SensorResult(run_requests=[self._request(names, windows, landed, ready)])
 
@@ -185,7 +195,13 @@ class _Tick:
         )
 
     def _first_unmerged(self, landed: list[LsnWindow], ready: list[TableState]) -> LsnWindow:
-        """Return the oldest landed window that the instance does not show as merged everywhere."""
+        """Return the oldest landed window that the instance does not show as merged everywhere.
+
+        Args:
+            ready: the tables; if there is none, the newest landed window is returned.
+        """
+        if not ready:
+            return landed[-1]
         shown = [self._shown_through(table) for table in ready]
         marks = [window for window in shown if window is not None]
         if len(marks) < len(ready):

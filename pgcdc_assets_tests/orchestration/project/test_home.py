@@ -32,7 +32,8 @@ def settings(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", FILES)
 def test_pools_admit_one_run_and_are_released_after_a_killed_run(name: str) -> None:
     found = settings(name)
-    assert found["concurrency"]["pools"]["default_limit"] == 1
+    pools = found["concurrency"]["pools"]
+    assert (pools["default_limit"], pools["op_granularity_run_buffer"]) == (1, 1)
     assert found["run_monitoring"]["enabled"] is True
     assert found["run_monitoring"]["free_slots_after_run_end_seconds"] > 0
     assert found["run_coordinator"]["class"] == "QueuedRunCoordinator"

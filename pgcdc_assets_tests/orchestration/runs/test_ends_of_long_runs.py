@@ -41,12 +41,44 @@ def test_a_run_that_dagster_has_ended_lands_no_further_window(continuing: Orches
 
 
 @pytest.mark.parametrize(("job", "ends"), [("t_capture", True), ("t_snapshot", False)])
-def test_a_run_ends_if_another_run_waits_for_its_pool(
-    continuing: Orchestrated, job: str, ends: bool
+def test_a_run_ends_if_another_run_is_queued_for_its_pool_and_cannot_start(
+    continuing: Orchestrated, unbuffered: dg.DagsterInstance, job: str, ends: bool
 ) -> None:
+    continuing.instance = unbuffered
     run = started(continuing)
     queue(continuing, job)
     assert following(continuing, run).find(lambda: "more") == (None if ends else "more")
+
+
+def test_a_run_continues_while_dagster_starts_another_run_for_its_pool(
+    continuing: Orchestrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = started(continuing)
+    queue(continuing, "t_capture")
+    assert following(continuing, run).find(lambda: "more") == "more"
+    monkeypatch.setattr(module, "QUEUED_SECONDS", -60.0)
+    assert following(continuing, run).find(lambda: "more") is None
+
+
+def test_a_run_continues_after_its_time_for_a_limited_time(
+    continuing: Orchestrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = following(continuing, started(continuing))
+    run.seconds = 0.001
+    time.sleep(0.01)
+    assert run.find(lambda: "more") == "more"
+    monkeypatch.setattr(module, "HANDOVER_SECONDS", 0.0)
+    assert run.find(lambda: "more") is None
+
+
+def test_a_run_ends_at_its_time_if_dagster_would_start_no_successor(
+    continuing: Orchestrated, unbuffered: dg.DagsterInstance
+) -> None:
+    continuing.instance = unbuffered
+    run = following(continuing, started(continuing))
+    run.seconds = 0.001
+    time.sleep(0.01)
+    assert run.find(lambda: "more") is None
 
 
 @pytest.mark.sampled
@@ -79,8 +111,10 @@ def test_a_run_ends_if_a_step_waits_for_its_pool(continuing: Orchestrated) -> No
     storage.initialize_concurrency_limit_to_default(pool)
     assert storage.claim_concurrency_slot(pool, run.run_id, "a step").is_claimed
     assert following(continuing, run).find(lambda: "more") == "more"
+    assert not following(continuing, run).is_followed()
     assert not storage.claim_concurrency_slot(pool, other.run_id, "a step").is_claimed
     assert following(continuing, run).find(lambda: "more") is None
+    assert following(continuing, run).is_followed()
 
 
 def test_a_run_looks_for_work_several_times_per_window() -> None:

@@ -1,0 +1,102 @@
+"""Runs that wait for a pool which another run uses, in a process of their own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from pgcdc_assets_tests.support.waits import wait_until
+
+POOL = "a/pool"
+WAITED_SECONDS = 3.0
+
+PROGRAM = f"""
+import sys
+import time
+import dagster as dg
+from dagster._core.definitions.job_base import InMemoryJob
+from dagster._core.execution.api import execute_run_iterator
+from dagster._utils.interrupts import capture_interrupts
+from pgcdc_assets.orchestration.runs.executor import run_executor
+
+@dg.op(pool={POOL!r}, out=dg.Out(dg.Nothing))
+def work(context):
+    print("began", flush=True)
+
+@dg.job(executor_def=run_executor)
+def job():
+    work()
+
+with dg.DagsterInstance.from_config(sys.argv[1]) as instance, capture_interrupts():
+    run = instance.create_run_for_job(job)
+    before = time.process_time()
+    for event in execute_run_iterator(InMemoryJob(job), run, instance):
+        pass
+    print(time.process_time() - before)
+    print(instance.get_run_by_id(run.run_id).status.value)
+"""
+
+
+@pytest.fixture
+def waiting(instance: dg.DagsterInstance, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start a run that waits for the pool."""
+    storage = instance.event_log_storage
+    storage.initialize_concurrency_limit_to_default(POOL)
+    assert storage.claim_concurrency_slot(POOL, "another run", "step").is_claimed
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    started = subprocess.Popen(
+        [sys.executable, str(program), instance.root_directory],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_until(lambda: pending(instance) == ["work"], "the run to wait", limit_seconds=60)
+        yield started
+    finally:
+        started.kill()
+        started.communicate()
+
+
+def pending(instance: dg.DagsterInstance) -> list[str]:
+    """Return the steps that wait for the pool."""
+    steps = instance.event_log_storage.get_concurrency_info(POOL).pending_steps
+    return [step.step_key for step in steps if step.run_id != "another run"]
+
+
+def test_a_run_waits_without_processor_time_and_begins_when_the_pool_is_free(
+    instance: dg.DagsterInstance, waiting: subprocess.Popen[str]
+) -> None:
+    time.sleep(WAITED_SECONDS)
+    assert waiting.poll() is None
+    instance.event_log_storage.free_concurrency_slot_for_step("another run", "step")
+    out, error = waiting.communicate(timeout=60)
+    began, processor_seconds, status = out.split()
+    assert (began, status) == ("began", "SUCCESS"), error
+    assert float(processor_seconds) < WAITED_SECONDS / 2
+    (run,) = instance.get_runs()
+    messages = [event.message for event in instance.all_logs(run.run_id)]
+    assert f"The run waits for pool {POOL}, which another run uses." in messages
+    assert pending(instance) == []
+
+
+@pytest.mark.parametrize("how", ["signal", "Dagster"])
+def test_a_terminated_run_does_not_wait_for_the_pool(
+    instance: dg.DagsterInstance, waiting: subprocess.Popen[str], how: str
+) -> None:
+    if how == "signal":
+        waiting.send_signal(signal.SIGTERM)
+    else:
+        instance.report_run_canceled(instance.get_runs()[0])
+    out, error = waiting.communicate(timeout=20)
+    assert out.split()[1:] == ["CANCELED"], out + error
+    assert "Traceback" not in error
+    assert pending(instance) == [], "the next run does not wait for a run that has ended"
