@@ -11,6 +11,10 @@ SIDE_BY_SIDE := -n 5 --dist loadscope --no-loadscope-reorder
 LOWEST_TESTS := $(addprefix pgcdc_assets_tests/,cli spark/test_server.py protocol postgres raw \
     orchestration merge/test_run.py)
 
+# Without bytecode, each process compiles the package again. pip does not compile what it installs here: the modules
+# that are used are compiled by their first use.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 
 .PHONY: install

@@ -3,7 +3,8 @@
 Both sides read copies of one slot, in turns, with text values. Both are timed as whole processes
 from fork to exit. Our time includes the start of the interpreter and its imports.
 `capture_without_start` is our time from the first connection to the confirmed slot, as in a process
-that captures many windows.
+that captures many windows. `capture_waiting` is the share of this time in which the capture waited
+for messages of the server: a further thread could not use it.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ def run() -> Iterator[Result]:
         measured = measure(source_server, "loopback TCP")
         yield measured.rate(FIRST)
         yield measured.rate_without_start("capture_without_start")
+        yield measured.waiting("capture_waiting")
         yield measured.cpu("capture_cpu_vs_pg_recvlogical")
         yield measured.cpu_against_limit("capture_cpu_per_million_changes")
         yield measured.memory("capture_peak_memory")
         measured = measure(source_server, "Unix socket", unix_socket=True)
         yield measured.rate("capture_vs_pg_recvlogical_unix_socket")
+        yield measured.waiting("capture_waiting_unix_socket")
 
 
 def measure(
@@ -82,6 +85,11 @@ class Comparison:
         """Report our changes per second without the start and the end of the process."""
         rates = [self._changes / usage.seconds_without_start for usage in self.usages[_CAPTURE]]
         return Result.reported(name, rates, "changes/s")
+
+    def waiting(self, name: str) -> Result:
+        """Report our share of time in which the next messages had not arrived."""
+        shares = [u.waiting_seconds / u.seconds_without_start for u in self.usages[_CAPTURE]]
+        return Result.reported(name, shares, "of the time")
 
     def cpu(self, name: str, baseline: str = _PG_RECVLOGICAL) -> Result:
         """Compare the CPU of whole processes."""

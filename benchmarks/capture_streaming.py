@@ -1,16 +1,21 @@
-"""The time from the COMMIT of a large transaction to its durable rows, with and without streaming.
+"""Streamed transactions: the time from a large COMMIT to its durable rows, and the memory.
 
 The session captures windows while the transaction runs, as a run that continues does. Before the
 COMMIT, the server has decoded the whole transaction: with `stream.streaming: on` the client has
 received and decoded its blocks, without streaming the server keeps the changes. The time is that
 from the COMMIT to the end of the window's durable commit and confirmation. The sides take turns,
-each with a new server and the same transaction.
+each with a new server and the same transaction. `parallel` differs from `on` only in the position
+and the time of an abort, which the server adds (write_abort_info in
+src/backend/replication/pgoutput/pgoutput.c).
+
+The memory is that of a process that captures one transaction of five million rows, and one that
+captures fifty transactions of 100,000 rows, which were open at the same time.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from tempfile import TemporaryDirectory
@@ -34,15 +39,35 @@ from pgcdc_assets.raw.zone import RawZone
 
 ROWS = scaled(5_000_000, least=1_000)
 # Each side comes first once.
-REPETITIONS = 2
+REPETITIONS = 3
+
+_TRANSACTIONS = 50
+_ROWS_EACH = scaled(100_000, least=1_000)
+_RSS_LIMIT_MB = 700.0
 
 
 def run() -> Iterator[Result]:
-    """Measure both sides."""
-    sides = {mode: partial(_seconds, mode) for mode in ("on", "off")}
+    """Measure the time of all sides, and the memory with streaming."""
+    modes = ("on", "off", "parallel")
+    sides = {mode: partial(_seconds, mode) for mode in modes}
     taken = [in_turns(sides, number) for number in range(REPETITIONS)]
-    on, off = ([seconds[mode] for seconds in taken] for mode in ("on", "off"))
+    on, off, parallel = ([seconds[mode] for seconds in taken] for mode in modes)
     yield Result.of("large_transaction_commit_to_durable", on, off, "s")
+    yield Result.of("large_transaction_parallel_vs_on", parallel, on, "s")
+    yield _memory("streaming_peak_memory", lambda conn: workload.run_one_transaction(conn, ROWS))
+    yield _memory(
+        "streaming_50_transactions_peak_memory",
+        lambda conn: workload.run_side_by_side(conn, _TRANSACTIONS, _ROWS_EACH),
+    )
+
+
+def _memory(name: str, work: Callable[[psycopg2.extensions.connection], int]) -> Result:
+    """Compare the peak memory of captures of a workload with the limit."""
+    with source(work) as source_server:
+        usages = [source_server.capture(streaming="on") for _ in range(REPETITIONS)]
+    for usage in usages:
+        log(f"{name}: {usage}")
+    return Result.against_limit(name, [usage.peak_mb for usage in usages], _RSS_LIMIT_MB, "MB")
 
 
 def _write_nothing(_: psycopg2.extensions.connection) -> int:

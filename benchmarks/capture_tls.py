@@ -24,5 +24,6 @@ def run() -> Iterator[Result]:
         measured = measure(source_server, "TLS", others={_PLAIN: plain})
     yield measured.rate("capture_tls_vs_pg_recvlogical")
     yield measured.rate("capture_tls_vs_tcp", _PLAIN)
+    yield measured.waiting("capture_tls_waiting")
     yield measured.cpu("capture_cpu_tls_vs_pg_recvlogical")
     yield measured.cpu("capture_cpu_tls_vs_tcp", _PLAIN)

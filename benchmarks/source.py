@@ -42,9 +42,11 @@ class CaptureUsage(Usage):
     Attributes:
         seconds_without_start: time from the first connection to the confirmed slot, if the process
             reports it.
+        waiting_seconds: of these, the time in which our capture waited for the server.
     """
 
     seconds_without_start: float
+    waiting_seconds: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.seconds:.1f} s, CPU {self.cpu_seconds:.1f} s, {self.peak_mb:.0f} MB"
@@ -118,8 +120,16 @@ class Source:
             usage = run_measured(command)
         return CaptureUsage(**vars(usage), seconds_without_start=usage.seconds)
 
-    def capture(self, *, unix_socket: bool = False, is_encrypted: bool = True) -> CaptureUsage:
-        """Land the stream as one window."""
+    def capture(
+        self, *, unix_socket: bool = False, is_encrypted: bool = True, streaming: str = "off"
+    ) -> CaptureUsage:
+        """Land the stream as one window.
+
+        Args:
+            unix_socket: use the Unix socket.
+            is_encrypted: request encryption, if the server offers TLS.
+            streaming: whether the server sends transactions before their commit: `on` or `off`.
+        """
         conninfo = self.conninfo(unix_socket=unix_socket, is_encrypted=is_encrypted)
         with self.slot() as slot, tempfile.TemporaryDirectory(dir=self.folder) as lake:
             window = LsnWindow.of(1, self.start, self.end)
@@ -129,13 +139,17 @@ class Source:
                     sys.executable,
                     "-m",
                     "benchmarks.capture_process",
-                    *(conninfo, lake, slot, workload.PUBLICATION, window.key),
+                    *(conninfo, lake, slot, workload.PUBLICATION, window.key, streaming),
                 ]
             )
         said: dict[str, float] = json.loads(usage.output)
         if said["row_count"] != self.changes:
             raise SystemExit(f"{said['row_count']} of {self.changes} changes were landed")
-        return CaptureUsage(**vars(usage), seconds_without_start=said["seconds"])
+        return CaptureUsage(
+            **vars(usage),
+            seconds_without_start=said["seconds"],
+            waiting_seconds=said["waiting_seconds"],
+        )
 
     def record_epoch(self, zone: RawZone, slot: str) -> None:
         """Record in a raw zone that its first epoch is captured from this slot."""

@@ -9,6 +9,7 @@ updates on `customers`, in transactions of 1,000. The server generates the rows 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 
 import psycopg2
 import psycopg2.extensions
@@ -89,6 +90,26 @@ def run_one_transaction(conn: psycopg2.extensions.connection, rows: int) -> int:
         first = 1_000_000_000
         cursor.execute(_INSERT_ORDERS, {"first": first, "last": first + rows - 1})
         return cursor.rowcount
+
+
+def run_side_by_side(conn: psycopg2.extensions.connection, transactions: int, rows: int) -> int:
+    """Insert orders in transactions that are open at the same time, in turns of a tenth each.
+
+    Args:
+        rows: number of rows of each transaction.
+    """
+    with ExitStack() as held:
+        writers = [
+            held.enter_context(closing(psycopg2.connect(conn.dsn))) for _ in range(transactions)
+        ]
+        step = rows // 10
+        for part in range(10):
+            for number, writer in enumerate(writers):
+                first = 1 + number * rows + part * step
+                insert_orders(writer, first, first + step - 1)
+        for writer in writers:
+            writer.commit()
+    return transactions * step * 10
 
 
 def _parts() -> Iterator[tuple[str, int]]:

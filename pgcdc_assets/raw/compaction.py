@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import pyarrow.dataset as ds
+import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.transaction import RemoveAction
 
@@ -114,7 +114,7 @@ def copy_rows(
     table: RawTable,
     files: Sequence[DataFile],
     writer: FileWriter,
-    condition: ds.Expression | None = None,
+    condition: pc.Expression | None = None,
 ) -> None:
     """Write the rows of `files` that satisfy `condition`, of `raw/changes` sorted by source table.
 

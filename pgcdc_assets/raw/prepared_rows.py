@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -106,16 +107,21 @@ def to_spooled(batch: pa.RecordBatch, xid: int) -> pa.RecordBatch:
     )
 
 
-# The letters of operations and kinds of old tuples by their codes; 0 is NULL.
-_LETTERS = pa.array([chr(code) if code else None for code in range(128)], pa.string())
+@cache
+def _all_letters() -> pa.Array:
+    """Return the letters of operations and kinds of old tuples by their codes; 0 is NULL.
+
+    `pa.array` imports pandas, which would delay the start of each capture.
+    """
+    return pa.array([chr(code) if code else None for code in range(128)], pa.string())
 
 
 def _letters(codes: pa.Array) -> pa.Array:
-    return _LETTERS.take(codes.cast(pa.int64()))
+    return _all_letters().take(codes.cast(pa.int64()))
 
 
 def _codes(letters: pa.Array) -> pa.Array:
-    return pc.index_in(letters, _LETTERS).cast(pa.uint8())
+    return pc.index_in(letters, _all_letters()).cast(pa.uint8())
 
 
 def _format_relation(index: int, announced: StreamedRelation) -> str:

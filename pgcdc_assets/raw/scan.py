@@ -15,7 +15,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 from deltalake import DeltaTable
 
 from pgcdc_assets.raw.files import filesystem
@@ -100,7 +99,7 @@ def scan(
     table: RawTable,
     files: Sequence[DataFile],
     columns: Sequence[str],
-    condition: ds.Expression | None = None,
+    condition: pc.Expression | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the columns of the rows in `files` that satisfy `condition`.
 
@@ -109,6 +108,9 @@ def scan(
     """
     if not files:
         return
+    # Its import loads pandas, which would be a third of the start of a capture.
+    import pyarrow.dataset as ds
+
     physical = pa.schema([f for f in table.schema if f.name not in table.partition_by])
     dataset = ds.dataset(
         [file.path for file in files],
@@ -134,7 +136,7 @@ def scan_changes(
     relation_id: int | None = None,
     relation_ids: Collection[int] | None = None,
     columns: Sequence[str] | None = None,
-    condition: ds.Expression | None = None,
+    condition: pc.Expression | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the changes of an epoch with start <= commit_lsn < end.
 
