@@ -75,7 +75,6 @@ STATISTICS = ("epoch", "commit_lsn", "prefix")
 LONGEST_JSON = 16 * 1024 * 1024
 
 _READ = ("commit_lsn", "ordinal", "xid", "commit_ts", "origin", "new")
-_IS_MESSAGE = pc.field("relation_id").is_null() & (pc.field("op") == chr(MESSAGE))
 _ATTEMPTS = 5
 
 
@@ -260,7 +259,7 @@ class MessageTable:
             start=part.start,
             end=part.end,
             columns=columns,
-            condition=_IS_MESSAGE,
+            condition=pc.field("relation_id").is_null() & (pc.field("op") == chr(MESSAGE)),
         )
 
     def _rows(self, ranges: list[LsnWindow]) -> Iterator[pa.RecordBatch]:
