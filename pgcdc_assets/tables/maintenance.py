@@ -11,6 +11,7 @@ refused merge again.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,6 +21,10 @@ from deltalake.exceptions import DeltaError
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.spark.sql import delta_table, string
+from pgcdc_assets.tables.checksums import (
+    delete_checksums_of_log,
+    delete_checksums_without_files,
+)
 from pgcdc_assets.tables.properties import LOG_RETENTION, OWN_LOG_RETENTION
 from pgcdc_assets.tables.state import open_table
 from pgcdc_assets.tables.vacuum import delete_replaced_files, owner_hours
@@ -64,9 +69,14 @@ def maintain_table(
     from pgcdc_assets.spark.session import own_sessions
 
     delete_replaced_files(lake, path, keep_hours)
-    keep_hours = max(keep_hours, _LEAST_HOURS)
+    table = open_table(lake, path)
+    properties = {} if table is None else table.metadata().configuration
+    # Delta ignores a fraction of an hour.
+    keep_hours = math.ceil(max(keep_hours, owner_hours(properties), _LEAST_HOURS))
     with own_sessions(spark, 1) as (session,):
-        _limit_log(session, lake, path, keep_hours)
+        _limit_log(session, path, properties, keep_hours)
+        # Delta 4.4 would ignore RETAIN, and keep files for a week.
+        session.conf.set("spark.databricks.delta.vacuum.retentionWindowIgnore.enabled", "false")
         if keep_hours < _CHECKED_HOURS:
             session.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
         for name in ("minFileSize", "maxFileSize"):
@@ -75,25 +85,23 @@ def maintain_table(
         session.conf.set("spark.sql.files.maxRecordsPerFile", "0")
         report = _merge_files(session, path)
         try:
-            session.sql(f"VACUUM {delta_table(path)} RETAIN {keep_hours:g} HOURS").collect()
+            session.sql(f"VACUUM {delta_table(path)} RETAIN {keep_hours} HOURS").collect()
         except Exception as error:
             raise _failure(path, error) from error
     _clean_log(lake, path)
     return report
 
 
-def _limit_log(session: SparkSession, lake: Lake, path: str, keep_hours: float) -> None:
+def _limit_log(
+    session: SparkSession, path: str, properties: Mapping[str, str], keep_hours: float
+) -> None:
     """Set how long entries of the log are kept, unless the owner of the table has set it.
 
     A version cannot be read without its files, so entries older than a week are of little use. With
     Delta's default of 30 days and a merge every five seconds, a log has half a million entries.
     """
-    table = open_table(lake, path)
-    if table is None:
-        return
-    properties = table.metadata().configuration
     # Delta refuses a limit below the retention of replaced files.
-    hours = max(_CHECKED_HOURS, keep_hours, owner_hours(properties))
+    hours = max(_CHECKED_HOURS, keep_hours)
     wanted = f"interval {math.ceil(hours)} hours"
     current = properties.get(LOG_RETENTION)
     if current == wanted or current != properties.get(OWN_LOG_RETENTION):
@@ -113,7 +121,7 @@ def _limit_log(session: SparkSession, lake: Lake, path: str, keep_hours: float) 
 
 
 def _clean_log(lake: Lake, path: str) -> None:
-    """Delete old log entries.
+    """Delete old log entries, and checksums whose files are deleted.
 
     Spark deletes them only when it writes a checkpoint, and delta-rs writes most checkpoints here,
     with the watermarks. A table with features that delta-rs cannot write keeps its log.
@@ -122,6 +130,10 @@ def _clean_log(lake: Lake, path: str) -> None:
     if table is not None:
         with suppress(DeltaError):
             table.cleanup_metadata()
+        with suppress(OSError):
+            delete_checksums_of_log(lake, path)
+            if lake.is_local:
+                delete_checksums_without_files(path)
 
 
 def _merge_files(session: SparkSession, path: str) -> MaintenanceReport:

@@ -8,13 +8,13 @@ has its own watermark, because LSNs of different epochs do not compare.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from pgcdc_assets.errors import TableDamaged, TransientError
@@ -26,6 +26,7 @@ from pgcdc_assets.raw.newest_versions import NewestVersions
 from pgcdc_assets.raw.store_errors import explain_store_error
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import folder_name
+from pgcdc_assets.tables.checkpoints import keep_checkpoints
 from pgcdc_assets.tables.fence import (
     Step,
     fence_app_id,
@@ -41,8 +42,6 @@ from pgcdc_assets.tables.properties import KEY
 from pgcdc_assets.tables.row_counts import count_rows, rescued_rows, written_rows
 
 _ATTEMPTS = 5
-
-_INTERVAL, _DEFAULT_INTERVAL = "delta.checkpointInterval", "10"
 
 
 def table_path(
@@ -273,24 +272,6 @@ def record_watermark(zone: RawZone, path: str) -> None:
         return
 
 
-def keep_checkpoints(lake: Lake, path: str, before: DeltaTable) -> None:
-    """Write the checkpoint of a version that delta-rs wrote.
-
-    Spark writes a checkpoint at every tenth version, if the version is its own commit. If merges
-    write odd versions and watermarks even versions, Spark never writes a checkpoint.
-
-    Args:
-        before: the table before the version was written.
-    """
-    interval = int(before.metadata().configuration.get(_INTERVAL, _DEFAULT_INTERVAL))
-    if (before.version() + 1) % interval:
-        return
-    with suppress(DeltaError, OSError, TableDamaged):
-        table = open_table(lake, path)
-        if table is not None:
-            table.create_checkpoint()
-
-
 def advance_watermark(zone: RawZone, path: str, before: Position | None, after: Position) -> None:
     """Advance the watermark of a table without changes, by one commit without rows.
 
@@ -306,6 +287,7 @@ def advance_watermark(zone: RawZone, path: str, before: Position | None, after: 
         return
     try:
         _commit(table, fence_transactions(zone, *after, read_fence(table, zone.name) + 1))
+        keep_checkpoints(zone.lake, path, table)
     except CommitFailedError:
         # Another writer has committed. The next merge can record the watermark.
         return
@@ -323,6 +305,7 @@ def _commit(table: DeltaTable, transactions: list[Transaction]) -> None:
         "append",
         table.schema(),
         commit_properties=CommitProperties(app_transactions=transactions, max_commit_retries=0),
+        post_commithook_properties=PostCommitHookProperties(create_checkpoint=False),
     )
 
 

@@ -29,6 +29,7 @@ from pgcdc_assets.errors import TransientError
 from pgcdc_assets.raw.delta_log import read_commit
 from pgcdc_assets.raw.files import filesystem, write_file
 from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.tables.checksums import delete_checksum
 from pgcdc_assets.tables.state import explain_read_errors, open_table
 
 # Replaced files below this size are kept, however small the table is.
@@ -158,6 +159,7 @@ def _delete(
         for file in old:
             with suppress(FileNotFoundError):
                 store.delete_file(file.path)
+            delete_checksum(lake, store, file.path)
             failpoints.reach(failpoints.AFTER_FILE_DELETED)
         young = {file.path: file for file in files.values() if file.removed_at >= before}
         _write_ledger(store, _Ledger(ledger.through, young))

@@ -350,14 +350,24 @@ def test_maintenance_keeps_the_ledger_and_cleans_the_log(
     entries = sorted((path / "_delta_log").glob("*.json"))
     orphan = path / "part-orphan.parquet"
     orphan.touch()
+    checksum_of_entry = path / "_delta_log" / "00000000000000000003.crc"
+    checksum_of_entry.touch()
+    checksum_of_file = path / ".part-deleted.parquet.crc"
+    checksum_of_file.touch()
     checkpoints = (path / "_delta_log").glob("*.checkpoint.parquet")
-    for file in [*entries[:11], *checkpoints, orphan, ledger(path)]:
+    for file in [*entries[:11], *checkpoints, orphan, ledger(path), checksum_of_file]:
         os.utime(file, (long_ago, long_ago))
-    maintain_table(spark, lake, str(path), 1)
+    later = path / "part-later.parquet"
+    later.touch()
+    os.utime(later, (time.time() - 24.5 * 3600,) * 2)
+    maintain_table(spark, lake, str(path), 24.9)
+    assert later.exists(), "Delta ignores a fraction of an hour"
     assert ledger(path).exists()
     assert not orphan.exists()
     assert len(data_files(path)) >= 11
     assert not entries[0].exists()
+    assert not checksum_of_entry.exists()
+    assert not checksum_of_file.exists()
     assert entries[-1].exists()
     assert ids(path) == list(range(20, 1020))
 
@@ -365,6 +375,7 @@ def test_maintenance_keeps_the_ledger_and_cleans_the_log(
     table = DeltaTable(str(path))
     assert table.metadata().configuration[LOG_RETENTION] == "interval 168 hours"
     maintain_table(spark, lake, str(path), 1)
+    assert not later.exists()
     operations = [entry["operation"] for entry in DeltaTable(str(path)).history()]
     assert operations.count("SET TBLPROPERTIES") == 1
     maintain_table(spark, lake, str(path), 200.5)

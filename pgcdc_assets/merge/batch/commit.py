@@ -31,10 +31,11 @@ from pgcdc_assets.merge.write import table_properties
 from pgcdc_assets.raw.delta_log import FOLDER, commit_path
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.tables.checkpoints import keep_checkpoints
 from pgcdc_assets.tables.fence import Step, fence_transactions
 from pgcdc_assets.tables.own_commits import following
 from pgcdc_assets.tables.source_columns import SOURCE
-from pgcdc_assets.tables.state import ScdState, is_written, keep_checkpoints
+from pgcdc_assets.tables.state import ScdState, is_written
 
 _FEATURES = ("appendOnly", "deletionVectors", "invariants")
 _ENGINE = "pgcdc_assets"

@@ -1,0 +1,119 @@
+"""Checksums of Spark beside files that delta-rs replaces and that this package deletes."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.tables.checkpoints import keep_checkpoints
+from pgcdc_assets.tables.checksums import (
+    checksum_path,
+    delete_checksums_of_log,
+    delete_checksums_without_files,
+)
+from pgcdc_assets.tables.vacuum import delete_replaced_files
+
+
+@pytest.fixture
+def path(lake: Lake) -> Path:
+    return Path(lake.path("t"))
+
+
+def append(path: Path) -> None:
+    write_deltalake(str(path), pa.table({"id": [1]}), mode="append")
+
+
+@pytest.mark.spark
+def test_spark_can_read_a_checkpoint_of_delta_rs_after_its_own(
+    lake: Lake, path: Path, spark: SparkSession
+) -> None:
+    """Delta repeats a refused read three times, with a pause of a second, and logs a warning."""
+    for _ in range(11):
+        spark.range(1).write.format("delta").mode("append").save(str(path))
+    last = path / "_delta_log" / "_last_checkpoint"
+    checksum = Path(checksum_path(str(last)))
+    assert checksum.exists()
+    for _ in range(9):
+        append(path)
+    before = DeltaTable(str(path))
+    append(path)
+    keep_checkpoints(lake, str(path), before)
+    assert '"version":20' in last.read_text()
+    assert not checksum.exists()
+    assert spark.read.format("delta").load(str(path)).count() == 21
+
+
+def test_a_version_between_two_checkpoints_keeps_the_checksum(lake: Lake, path: Path) -> None:
+    for _ in range(3):
+        append(path)
+    checksum = path / "_delta_log" / "._last_checkpoint.crc"
+    checksum.touch()
+    keep_checkpoints(lake, str(path), DeltaTable(str(path)))
+    assert checksum.exists()
+
+
+def test_checksums_of_deleted_log_entries_are_deleted(lake: Lake, path: Path) -> None:
+    for _ in range(4):
+        append(path)
+    log = path / "_delta_log"
+    names = ["{:020d}.crc", ".{:020d}.json.crc", ".{:020d}.crc.crc"]
+    for version in range(4):
+        for name in names:
+            (log / name.format(version)).touch()
+    others = [log / "._last_checkpoint.crc", log / "notes.crc"]
+    for file in others:
+        file.touch()
+    assert delete_checksums_of_log(lake, str(path)) == 0
+    for version in range(2):
+        (log / f"{version:020d}.json").unlink()
+    assert delete_checksums_of_log(lake, str(path)) == 2 * len(names)
+    left = {file.name for file in log.iterdir() if file.suffix == ".crc"}
+    kept = {name.format(version) for name in names for version in (2, 3)}
+    assert left == kept | {file.name for file in others}
+
+
+def test_without_log_entries_no_checksum_is_deleted(lake: Lake, path: Path) -> None:
+    append(path)
+    log = path / "_delta_log"
+    (log / f"{0:020d}.crc").touch()
+    (log / f"{0:020d}.json").unlink()
+    assert delete_checksums_of_log(lake, str(path)) == 0
+
+
+def test_checksums_of_deleted_data_files_are_deleted_after_an_hour(path: Path) -> None:
+    part = path / "_is_current=true"
+    log = path / "_delta_log"
+    for folder in (part, log):
+        folder.mkdir(parents=True)
+    there = part / "part-0.parquet"
+    old, young = part / ".part-1.parquet.crc", part / ".part-2.parquet.crc"
+    of_log = log / f".{0:020d}.json.crc"
+    there.touch()
+    long_ago = time.time() - 7200
+    for file in (old, of_log, Path(checksum_path(str(there)))):
+        file.touch()
+        os.utime(file, (long_ago, long_ago))
+    young.touch()
+    assert delete_checksums_without_files(str(path)) == 1
+    assert not old.exists()
+    assert young.exists()
+    assert of_log.exists()
+    assert Path(checksum_path(str(there))).exists()
+
+
+def test_a_replaced_file_is_deleted_with_its_checksum(lake: Lake, path: Path) -> None:
+    append(path)
+    (replaced,) = path.glob("*.parquet")
+    checksum = Path(checksum_path(str(replaced)))
+    checksum.touch()
+    write_deltalake(str(path), pa.table({"id": [2]}), mode="overwrite")
+    assert delete_replaced_files(lake, str(path), 0.0).deleted_files == 1
+    assert not replaced.exists()
+    assert not checksum.exists()
