@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from benchmarks import workload
+from benchmarks.capture_wire import measure_alone
 from benchmarks.results import FIRST, Result
 from benchmarks.source import CaptureUsage, Source, log, source
 from benchmarks.turns import in_turns
@@ -37,6 +38,9 @@ def run() -> Iterator[Result]:
         measured = measure(source_server, "Unix socket", unix_socket=True)
         yield measured.rate("capture_vs_pg_recvlogical_unix_socket")
         yield measured.waiting("capture_waiting_unix_socket")
+        yield measure_alone(
+            "unix_socket_stream_alone_vs_walsender", source_server, unix_socket=True
+        )
 
 
 def measure(

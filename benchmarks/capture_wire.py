@@ -30,6 +30,7 @@ from pgcdc_assets.protocol.frames import MessageBatch
 REPETITIONS = 3
 _TICKS_PER_SECOND = 100
 _PARTS = ("time", "client_cpu", "walsender_cpu")
+_Taken = tuple[float, float, float]
 
 _WAYS = {
     "libpq_eager": (LibpqWire, WireSettings(pause_seconds=0, busy_bytes=1)),
@@ -45,9 +46,9 @@ _WAYS = {
 def run() -> Iterator[Result]:
     """Measure each method over loopback TCP."""
     with source(workload.run) as source_server:
-        measured: dict[str, list[tuple[float, float, float]]] = {way: [] for way in _WAYS}
+        measured: dict[str, list[_Taken]] = {way: [] for way in _WAYS}
         sides = {
-            way: partial(_read, source_server, kind, settings)
+            way: partial(_read_by, kind, source_server, settings)
             for way, (kind, settings) in _WAYS.items()
         }
         for number in range(REPETITIONS):
@@ -62,10 +63,26 @@ def run() -> Iterator[Result]:
                 yield Result.reported(f"wire_{way}_{part}", series, "s")
 
 
-def _read(source_server: Source, kind: type, settings: WireSettings) -> tuple[float, float, float]:
+def measure_alone(name: str, source_server: Source, *, unix_socket: bool = False) -> Result:
+    """Compare the seconds of a reader that discards the stream with the CPU of the walsender.
+
+    With a ratio of 1 the walsender's core is busy all the time: no client is faster.
+    """
+    conninfo = source_server.conninfo(unix_socket=unix_socket)
+    taken = [_read(source_server, conninfo, WireSettings()) for _ in range(REPETITIONS)]
+    seconds, _, walsender = zip(*taken, strict=True)
+    return Result.of(name, seconds, walsender, "s")
+
+
+def _read_by(kind: type, source_server: Source, settings: WireSettings) -> _Taken:
+    with mock.patch.object(stream_start, "SocketWire", kind):
+        return _read(source_server, source_server.conninfo(), settings)
+
+
+def _read(source_server: Source, conninfo: str, settings: WireSettings) -> _Taken:
     """Read the whole stream once. Return seconds, CPU of the reader and CPU of the walsender."""
-    connection = ConnectionSettings(conninfo=source_server.conninfo(), name="bench")
-    with source_server.slot() as slot, mock.patch.object(stream_start, "SocketWire", kind):
+    connection = ConnectionSettings(conninfo=conninfo, name="bench")
+    with source_server.slot() as slot:
         began, cpu = time.monotonic(), time.process_time()
         with ReplicationStream(
             connection,

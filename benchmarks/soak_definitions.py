@@ -63,6 +63,8 @@ def _list_old(loaded: DeltaTable, hours: int, *, is_full: bool) -> set[str]:
 
 vacuum._list_old = _list_old
 table._PROPERTIES[LOG_RETENTION] = INTERVAL
+# At least an hour, because VACUUM counts whole hours. With less it would delete the files that a
+# running merge has written.
 maintenance._LEAST_HOURS = KEEP_SECONDS / 3600
 partitions.MAX_MATERIALIZATIONS = 5 * TABLES
 

@@ -36,7 +36,7 @@ MOST_SECONDS = 30.0
 # While windows wait, the reports between two merges take this time.
 SECONDS_AT_ONCE = 1.0
 # The last reports of a run whose successor waits take this time.
-SECONDS_BEFORE_SUCCESSOR = 2.0
+SECONDS_BEFORE_SUCCESSOR = 1.0
 
 ScdKey = tuple[CdcTable, int]
 Result = dg.MaterializeResult[Any] | dg.AssetCheckResult

@@ -215,7 +215,9 @@ class _Landing:
         assert self._last is not None
         landed = self.zone.changes.windows(self._last.epoch, self._last.end)
         if landed:
-            self._last, self._opened_at = landed[-1].window, time.monotonic()
+            # The next window need not wait.
+            due = time.monotonic() - self.capture.windows.max_age_seconds
+            self._last, self._opened_at = landed[-1].window, due
 
     def _next(self, following: LongRun) -> LsnWindow | None:
         one_shot = sync_progress.get()
@@ -237,7 +239,10 @@ class _Landing:
             seconds_since_landing=time.monotonic() - self._opened_at,
         )
         policy = self.capture.windows
-        plan = plan_window(progress, policy, barrier)
+        if following.is_ending:
+            plan = plan_window(progress, policy, progress.flush_lsn)
+        else:
+            plan = plan_window(progress, policy, barrier)
         if barrier is None and may_wait_for_changes(plan, progress, policy):
             if not self.session.has_changes():
                 # The end of the run would cause another run, with a window.

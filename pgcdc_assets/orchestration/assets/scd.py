@@ -88,7 +88,7 @@ def build_scd_assets(
             ):
                 rounds.merge_unreported(windows)
                 yield from rounds.report(rounds.has_landed)
-            if not rounds.failures and following.is_followed():
+            if not rounds.failures and following.is_ending:
                 yield from rounds.report_some()
             else:
                 yield from rounds.report()

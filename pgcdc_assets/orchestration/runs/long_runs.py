@@ -83,11 +83,14 @@ def poll_seconds(policy: WindowPolicy) -> float:
 class LongRun:
     """The decision whether a run continues.
 
+    A run whose successor waits looks for work once more, so that the successor finds little to do.
+
     Attributes:
         pool: the pool of the run's step. The run ends if another run waits for the pool.
         seconds: the time of the run.
         idle_seconds: the run ends after this time without work.
         poll_seconds: interval at which the run looks for work.
+        is_ending: the run's successor waits, and what `find` returned last is the last work.
     """
 
     instance: dg.DagsterInstance
@@ -96,6 +99,7 @@ class LongRun:
     seconds: float
     idle_seconds: float
     poll_seconds: float = _LONGEST_POLL_SECONDS
+    is_ending: bool = False
     _began: float = field(default_factory=time.monotonic)
     _idle_since: float = 0.0
 
@@ -127,18 +131,19 @@ class LongRun:
     def find(self, look: Callable[[], Found | None]) -> Found | None:
         """Wait for the next work; return None at the end of the run."""
         self.stay()
-        while time.monotonic() < self._end():
-            if not self._is_running() or self._is_awaited():
+        while not self.is_ending and time.monotonic() < self._end():
+            if not self._is_running():
+                break
+            waits = self._has_waiting_step()
+            self.is_ending = waits and self._hands_over
+            if not self.is_ending and (waits or self._has_queued_run()):
                 break
             found = look()
             if found is not None:
                 return found
-            time.sleep(self.poll_seconds)
+            if not self.is_ending:
+                time.sleep(self.poll_seconds)
         return None
-
-    def is_followed(self) -> bool:
-        """Return whether the run's successor waits for the pool."""
-        return self._hands_over and self._is_awaited()
 
     def _end(self) -> float:
         seconds = self.seconds + HANDOVER_SECONDS if self._hands_over else self.seconds
@@ -149,13 +154,16 @@ class LongRun:
         run = self.instance.get_run_by_id(self.run_id)
         return run is not None and run.status == DagsterRunStatus.STARTED
 
-    def _is_awaited(self) -> bool:
-        """Return whether another run waits for the pool, or has been queued for a long time."""
+    def _has_waiting_step(self) -> bool:
+        """Return whether the step of another run waits for the pool."""
         storage = self.instance.event_log_storage
-        if storage.supports_global_concurrency_limits:
-            steps = storage.get_concurrency_info(self.pool).pending_steps
-            if any(step.run_id != self.run_id for step in steps):
-                return True
+        if not storage.supports_global_concurrency_limits:
+            return False
+        steps = storage.get_concurrency_info(self.pool).pending_steps
+        return any(step.run_id != self.run_id for step in steps)
+
+    def _has_queued_run(self) -> bool:
+        """Return whether a queued run may wait for the end of this run."""
         queued = self.instance.get_run_records(RunsFilter(statuses=[DagsterRunStatus.QUEUED]))
         return any(self._is_waiting(record) for record in queued)
 

@@ -110,11 +110,16 @@ def test_a_run_ends_if_a_step_waits_for_its_pool(continuing: Orchestrated) -> No
     storage = continuing.instance.event_log_storage
     storage.initialize_concurrency_limit_to_default(pool)
     assert storage.claim_concurrency_slot(pool, run.run_id, "a step").is_claimed
-    assert following(continuing, run).find(lambda: "more") == "more"
-    assert not following(continuing, run).is_followed()
+    first = following(continuing, run)
+    assert first.find(lambda: "more") == "more"
+    assert not first.is_ending
     assert not storage.claim_concurrency_slot(pool, other.run_id, "a step").is_claimed
-    assert following(continuing, run).find(lambda: "more") is None
-    assert following(continuing, run).is_followed()
+    assert first.find(lambda: "last" if first.is_ending else "more") == "last"
+    assert first.find(lambda: "more") is None
+    looks: list[bool] = []
+    second = following(continuing, run)
+    assert second.find(lambda: looks.append(second.is_ending)) is None
+    assert looks == [True], "nothing waits, and the run ends"
 
 
 def test_a_run_looks_for_work_several_times_per_window() -> None:

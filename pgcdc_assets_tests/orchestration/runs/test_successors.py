@@ -143,7 +143,7 @@ def test_the_next_run_reports_what_a_followed_run_did_not(
     # The run ends with reports in hand, as if its successor waits.
     monkeypatch.setattr(MergeReports, "yield_kept", _none_while_busy(MergeReports.yield_kept))
     monkeypatch.setattr(merge_reports, "SECONDS_BEFORE_SUCCESSOR", 0.0)
-    monkeypatch.setattr(LongRun, "is_followed", lambda self: True)
+    monkeypatch.setattr(LongRun, "find", lambda self, look: setattr(self, "is_ending", True))
     request = asked(continuing, "merges")
     result = continuing.execute(request, "merge")
     assert result.success
