@@ -86,7 +86,7 @@ class WindowPolicy:
 
     max_bytes: int = 256 * MEGABYTE
     min_bytes: int = 8 * MEGABYTE
-    max_age_seconds: float = 3.0
+    max_age_seconds: float = 2.5
     max_empty_seconds: float = 60.0
     retry_seconds: float = 5.0
     max_retry_seconds: float = 300.0
