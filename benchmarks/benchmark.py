@@ -108,7 +108,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         uses_spark=True,
     ),
     "soak": Benchmark(
-        "soak", "20,000 windows of 20 tables, with the maintenance on", 75, uses_spark=True
+        "soak", "20,000 windows of 20 tables, with the maintenance on", 100, uses_spark=True
     ),
     "peers": Benchmark("peers.run", _STREAM, 30, postgres=15),
 }

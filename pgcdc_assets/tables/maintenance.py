@@ -130,7 +130,7 @@ def _clean_log(lake: Lake, path: str) -> None:
     if table is not None:
         with suppress(DeltaError):
             table.cleanup_metadata()
-        with suppress(OSError):
+        with suppress(DeltaError, OSError):
             delete_checksums_of_log(lake, path)
             if lake.is_local:
                 delete_checksums_without_files(path)
