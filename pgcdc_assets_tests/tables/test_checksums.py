@@ -7,10 +7,12 @@ import time
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
+from pgcdc_assets.raw.files import filesystem, write_file
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.tables.checkpoints import keep_checkpoints
 from pgcdc_assets.tables.checksums import (
@@ -77,6 +79,22 @@ def test_checksums_of_deleted_log_entries_are_deleted(lake: Lake, path: Path) ->
     left = {file.name for file in log.iterdir() if file.suffix == ".crc"}
     kept = {name.format(version) for name in names for version in (2, 3)}
     assert left == kept | {file.name for file in others}
+
+
+def test_checksums_in_an_s3_store_are_deleted(s3_lake: Lake) -> None:
+    uri = s3_lake.path("t")
+    for _ in range(3):
+        write_deltalake(
+            uri, pa.table({"id": [1]}), mode="append", storage_options=s3_lake.delta_options
+        )
+    files = filesystem(s3_lake, uri)
+    for version in range(3):
+        write_file(files, f"_delta_log/{version:020d}.crc", b"{}")
+    assert delete_checksums_of_log(s3_lake, uri) == 0
+    files.delete_file(f"_delta_log/{0:020d}.json")
+    assert delete_checksums_of_log(s3_lake, uri) == 1
+    left = {info.base_name for info in files.get_file_info(pafs.FileSelector("_delta_log"))}
+    assert {name for name in left if name.endswith(".crc")} == {f"{n:020d}.crc" for n in (1, 2)}
 
 
 def test_without_log_entries_no_checksum_is_deleted(lake: Lake, path: Path) -> None:
