@@ -366,6 +366,9 @@ def _stored_bytes(
             continue
         held = range(bisect_right(ends, group.lsns[0]), bisect_left(starts, group.lsns[1] + 1))
         changes = sum(changed[index].count_changes(names) for index in held)
+        if group.lsns[0] < starts[0] or group.lsns[1] >= ends[-1]:
+            # A compacted row group also has the changes of windows that the step does not merge.
+            changes = max(changes, group.row_count)
         for index in held:
             sizes[index] += group.size_bytes * changed[index].count_changes(names) // changes
     return sizes

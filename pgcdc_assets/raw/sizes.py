@@ -29,12 +29,14 @@ class RowGroup:
         tables: least and greatest table name.
         lsns: least and greatest commit LSN.
         size_bytes: uncompressed size.
+        row_count: number of changes of all tables.
     """
 
     schemas: tuple[str, str]
     tables: tuple[str, str]
     lsns: tuple[int, int]
     size_bytes: int
+    row_count: int
 
     def may_hold(self, name: TableName) -> bool:
         """Return whether the row group may contain changes of a table."""
@@ -82,7 +84,9 @@ class RowGroups:
             found = [group.column(index).statistics for index in at]
             if all(statistics is not None and statistics.has_min_max for statistics in found):
                 schemas, tables, lsns = ((s.min, s.max) for s in found)
-                groups.append(RowGroup(schemas, tables, lsns, group.total_byte_size))
+                groups.append(
+                    RowGroup(schemas, tables, lsns, group.total_byte_size, group.num_rows)
+                )
         return groups
 
 

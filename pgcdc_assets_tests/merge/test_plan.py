@@ -12,7 +12,6 @@ from pgcdc_assets.raw.sizes import RowGroup
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets.table_name import TableName
 
 TARGET = CdcTable("shop", "items")
 
@@ -279,10 +278,9 @@ def test_a_step_is_bounded_by_the_bytes_of_files_and_wal() -> None:
     ]
 
     def sizes(epoch: int, start: Lsn, end: Lsn) -> list[RowGroup]:
-        one = RowGroup(
-            TableName("shop", "shop"), ("items", "items"), (start, end - 1), 4 * 60 * MEGABYTE
-        )
-        other = RowGroup(("shop", "shop"), ("small", "small"), (start, end - 1), 10**12)
+        lsns = (start, end - 1)
+        one = RowGroup(("shop", "shop"), ("items", "items"), lsns, 4 * 60 * MEGABYTE, 40)
+        other = RowGroup(("shop", "shop"), ("small", "small"), lsns, 10**12, 4 * 990)
         return [one, other]
 
     def plan(found: Sizes | None) -> Plan:
@@ -294,6 +292,30 @@ def test_a_step_is_bounded_by_the_bytes_of_files_and_wal() -> None:
     assert (plan(None).end, plan(None).is_last) == (5 * size, True)
     assert (plan(sizes).end, plan(sizes).is_last) == (3 * size, False)
     assert plan(sizes).change_bytes == 120 * MEGABYTE
+
+
+def test_the_bytes_of_a_compacted_row_group_are_divided_among_all_its_windows() -> None:
+    """Otherwise the first merge after each compaction would count as large."""
+    windows = [_window(n * MEGABYTE, (n + 1) * MEGABYTE) for n in range(1, 65)]
+    last = windows[-1].window
+    rows = sum(window.row_count for window in windows)
+    group = RowGroup(
+        ("shop", "shop"),
+        ("items", "items"),
+        (windows[0].window.start, last.end),
+        640 * MEGABYTE,
+        rows,
+    )
+    plan = plan_merge(
+        TARGET,
+        Position(1, last.start),
+        [],
+        _landed(*windows),
+        last,
+        limits=_step(sizes=lambda epoch, start, end: [group]),
+    )
+    assert plan.windows == (last,)
+    assert plan.change_bytes == 10 * MEGABYTE
 
 
 def test_a_step_of_a_history_after_a_snapshot_has_the_limit() -> None:
