@@ -86,3 +86,18 @@ def test_a_table_with_large_rows_is_left_to_spark(
     merge(spark, landing, _TARGET)
     assert merges_by_spark(path) == 1
     assert _rows(spark, path) == [(1, _LARGE), (2, "c")]
+
+
+def test_a_window_with_whole_pages_of_wal_is_not_left_to_spark(
+    spark: SparkSession, zone: RawZone
+) -> None:
+    """After a checkpoint of the server the WAL has each changed page as a whole."""
+    landing = _landing(zone)
+    landing.begin([["1", "a"]])
+    landing.land([])
+    path = merge(spark, landing, _TARGET).path
+    before = merges_by_spark(path)
+    landing.land([update("1", "b")], wal_bytes=40 * 1024 * 1024)
+    merge(spark, landing, _TARGET)
+    assert merges_by_spark(path) == before
+    assert _rows(spark, path) == [(1, "b")]

@@ -140,8 +140,12 @@ class Landing:
             [batch],
         )
 
-    def land(self, *transactions: Sequence[Change]) -> LsnWindow:
-        """Land the transactions as the next window."""
+    def land(self, *transactions: Sequence[Change], wal_bytes: int = 0) -> LsnWindow:
+        """Land the transactions as the next window.
+
+        Args:
+            wal_bytes: least size of the window.
+        """
         start = self.lsn
         rows: list[dict[str, Any]] = []
         for number, changes in enumerate(transactions):
@@ -149,7 +153,7 @@ class Landing:
             rows += [
                 self.raw_row(change, commit_lsn, ordinal) for ordinal, change in enumerate(changes)
             ]
-        self.lsn = start + 0x10 * max(1, len(transactions))
+        self.lsn = start + max(wal_bytes, 0x10 * max(1, len(transactions)))
         window = LsnWindow.of(self.epoch, start, self.lsn)
         self.zone.changes.land(window, raw_batches(rows))
         self.windows.append(window)
