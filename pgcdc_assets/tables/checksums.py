@@ -55,11 +55,12 @@ def delete_checksums_of_log(lake: Lake, path: str) -> int:
     """
     files = filesystem(lake, path)
     names = [info.base_name for info in files.get_file_info(pafs.FileSelector(FOLDER))]
-    entries = [int(found[1]) for name in names if (found := _ENTRY.fullmatch(name))]
+    entries = (int(found[1]) for name in names if (found := _ENTRY.fullmatch(name)))
+    oldest = min(entries, default=0)
     old = [
         name
         for name in names
-        if (found := _CHECKSUM_OF_LOG.fullmatch(name)) and int(found[1]) < min(entries, default=0)
+        if (found := _CHECKSUM_OF_LOG.fullmatch(name)) and int(found[1]) < oldest
     ]
     for name in old:
         with suppress(FileNotFoundError):
@@ -77,9 +78,9 @@ def delete_checksums_without_files(path: str) -> int:
         OSError: a checksum cannot be deleted.
     """
     before = time.time() - _YOUNG_SECONDS
-    count = 0
-    for checksum in Path(path).rglob(".*.crc"):
-        if FOLDER in checksum.parts[len(Path(path).parts) :]:
+    root, count = Path(path), 0
+    for checksum in root.rglob(".*.crc"):
+        if FOLDER in checksum.relative_to(root).parts:
             continue
         with suppress(FileNotFoundError):
             file = checksum.with_name(checksum.name.removeprefix(".").removesuffix(".crc"))

@@ -239,10 +239,9 @@ class _Landing:
             seconds_since_landing=time.monotonic() - self._opened_at,
         )
         policy = self.capture.windows
-        if following.is_ending:
-            plan = plan_window(progress, policy, progress.flush_lsn)
-        else:
-            plan = plan_window(progress, policy, barrier)
+        # The last window of a run has all that waits.
+        through = progress.flush_lsn if following.is_ending else barrier
+        plan = plan_window(progress, policy, through)
         if barrier is None and may_wait_for_changes(plan, progress, policy):
             if not self.session.has_changes():
                 # The end of the run would cause another run, with a window.

@@ -21,6 +21,7 @@ import dagster as dg
 from dagster import DagsterRun, DagsterRunStatus, RunRecord, RunsFilter
 from dagster._core.instance.config import PoolGranularity
 
+from pgcdc_assets.orchestration.runs.records import is_started
 from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress
 from pgcdc_assets.policies import WindowPolicy
 
@@ -132,7 +133,7 @@ class LongRun:
         """Wait for the next work; return None at the end of the run."""
         self.stay()
         while not self.is_ending and time.monotonic() < self._end():
-            if not self._is_running():
+            if not is_started(self.instance, self.run_id):
                 break
             waits = self._has_waiting_step()
             self.is_ending = waits and self._hands_over
@@ -148,11 +149,6 @@ class LongRun:
     def _end(self) -> float:
         seconds = self.seconds + HANDOVER_SECONDS if self._hands_over else self.seconds
         return min(self._began + seconds, self._idle_since + self.idle_seconds)
-
-    def _is_running(self) -> bool:
-        """Return whether the run is unfinished in Dagster. After its end another run may start."""
-        run = self.instance.get_run_by_id(self.run_id)
-        return run is not None and run.status == DagsterRunStatus.STARTED
 
     def _has_waiting_step(self) -> bool:
         """Return whether the step of another run waits for the pool."""

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Mapping
 
 import dagster as dg
-from dagster import DagsterRunStatus
 from dagster._core.events import EngineEventData
 from dagster._core.execution.context.system import PlanOrchestrationContext
 from dagster._core.execution.plan.plan import ExecutionPlan
@@ -21,6 +20,7 @@ from dagster._core.storage.tags import PRIORITY_TAG
 from dagster._utils.interrupts import pop_captured_interrupt
 
 from pgcdc_assets.orchestration.runs.claims import RunInterrupted, interrupt_steps
+from pgcdc_assets.orchestration.runs.records import is_started
 
 _POLL_SECONDS = 0.2
 _POLLS_PER_STATUS = 10
@@ -51,7 +51,7 @@ def claim_pool(
                 message = f"The run waits for pool {pool}, which another run uses."
                 yield dg.DagsterEvent.engine_event(plan_context, message, EngineEventData())
             if _is_interrupted() or (
-                polls % _POLLS_PER_STATUS == 0 and not _is_running(instance, run_id)
+                polls % _POLLS_PER_STATUS == 0 and not is_started(instance, run_id)
             ):
                 raise RunInterrupted
             polls += 1
@@ -90,8 +90,3 @@ def _is_interrupted() -> bool:
         interrupt_steps()
         return True
     return False
-
-
-def _is_running(instance: dg.DagsterInstance, run_id: str) -> bool:
-    run = instance.get_run_by_id(run_id)
-    return run is not None and run.status == DagsterRunStatus.STARTED

@@ -109,6 +109,12 @@ def is_left_over(instance: dg.DagsterInstance, record: RunRecord) -> bool:
     return False
 
 
+def is_started(instance: dg.DagsterInstance, run_id: str) -> bool:
+    """Return whether a run is unfinished in Dagster. After its end another run may start."""
+    run = instance.get_run_by_id(run_id)
+    return run is not None and run.status == DagsterRunStatus.STARTED
+
+
 def attempts_for(
     instance: dg.DagsterInstance, capture: str, purpose: str, tags: dict[str, str]
 ) -> Attempts:
