@@ -103,8 +103,8 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "demo_cold": Benchmark("demo_cold", "a shop of 10,000 orders", 4, uses_spark=True),
     "freshness": Benchmark(
         "freshness",
-        "1,000 changes a second to 1 and to 100 tables for 5 minutes, 100,000 orders",
-        24,
+        "1,000 changes a second to 1 and to 100 tables for 10 minutes, 100,000 orders",
+        42,
         uses_spark=True,
     ),
     "soak": Benchmark(
