@@ -2,13 +2,13 @@
 
 A source commits 1,000 row changes a second (`freshness_source.py`). `dagster dev` runs the lag
 sensor and the merge sensor, captures and merges are runs of Dagster, and all settings have their
-defaults. Five times a second, a reader looks for a new version of the SCD1 tables by delta-rs. The age of a marker is the time from its commit to its first read.
-Source and reader use the same clock.
+defaults. Five times a second, a reader looks for a new version of the SCD1 tables by delta-rs. The
+age of a marker is the time from its commit to its first read. Source and reader use the same clock.
 
 The benchmark runs three times: one table and a hundred tables with the Spark server of
 `pgcdc spark start`, and one table with a Spark session in each run. Each time it uses a new server,
-lake and Dagster. The first minute is a warm-up. The measurement is longer than the life of a run, so
-it contains the end of each kind of run and the start of the next run.
+lake and Dagster. The first minute is a warm-up. The measurement is longer than the life of a run.
+So it contains the end of each kind of run and the start of the next run.
 """
 
 from __future__ import annotations

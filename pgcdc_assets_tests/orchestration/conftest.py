@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
+import yaml
 from dagster import DagsterEvent, DagsterEventType
 
 from pgcdc_assets.orchestration.build import build_cdc_definitions
@@ -180,6 +182,23 @@ def unbuffered(tmp_path: Path, fresh_home: Path) -> Iterator[dg.DagsterInstance]
     (home / "dagster.yaml").write_text("".join(kept))
     with dg.DagsterInstance.from_config(str(home)) as instance:
         yield instance
+
+
+@pytest.fixture
+def limited(
+    tmp_path: Path, fresh_home: Path
+) -> Iterator[Callable[[Mapping[str, Any]], dg.DagsterInstance]]:
+    """Open an instance with limits of `concurrency.runs`."""
+    with ExitStack() as opened:
+
+        def open_with(limits: Mapping[str, Any]) -> dg.DagsterInstance:
+            home = shutil.copytree(fresh_home, tmp_path / "limited")
+            config = yaml.safe_load(CONFIG.read_text())
+            config["concurrency"]["runs"] = dict(limits)
+            (home / "dagster.yaml").write_text(yaml.safe_dump(config))
+            return opened.enter_context(dg.DagsterInstance.from_config(str(home)))
+
+        yield open_with
 
 
 @pytest.fixture

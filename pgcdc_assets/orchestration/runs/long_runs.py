@@ -21,6 +21,7 @@ import dagster as dg
 from dagster import DagsterRun, DagsterRunStatus, RunRecord, RunsFilter
 from dagster._core.instance.config import PoolGranularity
 
+from pgcdc_assets.orchestration.runs.queue_limits import wait_for_end
 from pgcdc_assets.orchestration.runs.records import is_started
 from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress
 from pgcdc_assets.policies import WindowPolicy
@@ -31,8 +32,8 @@ _LONGEST_POLL_SECONDS = 0.5
 _POLLS_PER_WINDOW = 10
 # Without work, a run ends this long after `max_age_seconds`, at which a window would be opened.
 IDLE_SECONDS = 10.0
-# An instance may limit the number of its runs. A run that is queued for longer than this time may
-# wait for the end of this run.
+# An instance may limit the number of its runs. A run ends for another one that is queued for longer
+# than this time because of such a limit.
 QUEUED_SECONDS = 15.0
 # A run that waits for its successor ends this long after its time.
 HANDOVER_SECONDS = 60.0
@@ -161,10 +162,12 @@ class LongRun:
     def _has_queued_run(self) -> bool:
         """Return whether a queued run may wait for the end of this run."""
         queued = self.instance.get_run_records(RunsFilter(statuses=[DagsterRunStatus.QUEUED]))
-        return any(self._is_waiting(record) for record in queued)
-
-    def _is_waiting(self, queued: RunRecord) -> bool:
-        wanted = queued.dagster_run.run_op_concurrency
-        if wanted is not None and self.pool in (wanted.all_pools or ()) and not self._hands_over:
+        if not self._hands_over and any(self._uses_pool(each.dagster_run) for each in queued):
             return True
-        return time.time() - queued.create_timestamp.timestamp() > QUEUED_SECONDS
+        latest = time.time() - QUEUED_SECONDS
+        old = [each.dagster_run for each in queued if each.create_timestamp.timestamp() < latest]
+        return wait_for_end(self.instance, self.run_id, old)
+
+    def _uses_pool(self, run: DagsterRun) -> bool:
+        wanted = run.run_op_concurrency
+        return wanted is not None and self.pool in (wanted.all_pools or ())

@@ -29,9 +29,10 @@ _POLLS_PER_STATUS = 10
 def claim_pool(
     plan_context: PlanOrchestrationContext, plan: ExecutionPlan
 ) -> Iterator[dg.DagsterEvent]:
-    """Wait until the pool of the plan's first step admits this run; Dagster's own claim follows.
+    """Wait until the pool of a first step admits this run; Dagster's own claim follows.
 
-    A plan that can begin with one of several steps does not wait.
+    A plan with several first steps in pools does not wait here, because two such runs could wait
+    for each other.
 
     Raises:
         RunInterrupted: a signal has arrived, or the run is not running any more.
@@ -39,10 +40,12 @@ def claim_pool(
     instance, run_id = plan_context.instance, plan_context.run_id
     storage = instance.event_log_storage
     first = next(iter(plan.get_steps_to_execute_by_level()), [])
-    pool = first[0].pool if len(first) == 1 else None
-    if pool is None or not _is_limited(instance, pool):
+    limited = [
+        (each, each.pool) for each in first if each.pool and _is_limited(instance, each.pool)
+    ]
+    if len(limited) != 1:
         return
-    step = first[0]
+    step, pool = limited[0]
     priority = _priority(plan_context.dagster_run.tags) + _priority(step.tags)
     polls = 0
     try:

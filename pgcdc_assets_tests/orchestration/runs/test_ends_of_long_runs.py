@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.instance.config import ConcurrencyConfig
 from dagster._core.remote_origin import (
     RegisteredCodeLocationOrigin,
     RemoteJobOrigin,
@@ -26,9 +29,11 @@ def following(continuing: Orchestrated, run: dg.DagsterRun, idle_seconds: float 
     return LongRun(continuing.instance, run.run_id, names.slot_pool, 60.0, idle_seconds, 0.1)
 
 
-def started(continuing: Orchestrated) -> dg.DagsterRun:
+def started(continuing: Orchestrated, **tags: str) -> dg.DagsterRun:
     return continuing.instance.create_run_for_job(
-        continuing.location.repository.get_job("t_capture"), status=dg.DagsterRunStatus.STARTED
+        continuing.location.repository.get_job("t_capture"),
+        status=dg.DagsterRunStatus.STARTED,
+        tags=tags,
     )
 
 
@@ -71,27 +76,85 @@ def test_a_run_ends_at_its_time_if_dagster_would_start_no_successor(
     assert run.find(lambda: "more") is None
 
 
-@pytest.mark.parametrize("job", ["t_capture", pytest.param("t_merge", marks=pytest.mark.sampled)])
-def test_a_run_ends_if_another_run_is_queued_for_long(
-    continuing: Orchestrated, monkeypatch: pytest.MonkeyPatch, job: str
+ONE_RUN = {"max_concurrent_runs": 1}
+TEN_RUNS = {"max_concurrent_runs": 10}
+ANY_NUMBER = {"max_concurrent_runs": -1}
+TEAM = {"tag_concurrency_limits": [{"key": "team", "value": "a", "limit": 1}]}
+ANY_TEAM = {"tag_concurrency_limits": [{"key": "team", "limit": 1}]}
+EACH_TEAM = {
+    "tag_concurrency_limits": [
+        {"key": "team", "value": {"applyLimitPerUniqueValue": True}, "limit": 1}
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ("limits", "queued_team", "ends"),
+    [
+        pytest.param(ONE_RUN, "b", True, id="one-run"),
+        pytest.param(TEN_RUNS, "a", False, id="ten-runs"),
+        pytest.param(ANY_NUMBER, "a", False, id="any-number"),
+        pytest.param(TEAM, "a", True, id="team"),
+        pytest.param(TEAM, "b", False, id="team-b"),
+        pytest.param(ANY_TEAM, "b", True, id="any-team"),
+        pytest.param(EACH_TEAM, "a", True, id="each-team"),
+        pytest.param(EACH_TEAM, "b", False, id="each-team-b"),
+    ],
+)
+def test_a_run_ends_for_a_run_that_is_queued_for_long_because_of_a_limit(
+    continuing: Orchestrated,
+    limited: Callable[[Mapping[str, Any]], dg.DagsterInstance],
+    monkeypatch: pytest.MonkeyPatch,
+    limits: Mapping[str, Any],
+    queued_team: str,
+    ends: bool,
 ) -> None:
     """An instance with one run at a time would never merge during a capture.
 
-    Dagster starts a run of the same pool before the pool is free.
+    A run that waits for something else must not end captures, which would land a window each.
     """
-    run = started(continuing)
-    queue(continuing, job)
+    continuing.instance = limited(limits)
+    run = started(continuing, team="a")
+    queue(continuing, "t_merge", team=queued_team)
     assert following(continuing, run).find(lambda: "more") == "more"
     monkeypatch.setattr(module, "QUEUED_SECONDS", -60.0)
+    assert following(continuing, run).find(lambda: "more") == (None if ends else "more")
+
+
+def test_a_run_continues_if_the_queued_run_waits_for_another_run_too(
+    continuing: Orchestrated,
+    limited: Callable[[Mapping[str, Any]], dg.DagsterInstance],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    continuing.instance = limited(ANY_TEAM)
+    run = started(continuing, team="a")
+    started(continuing, team="b")
+    queue(continuing, "t_merge", team="c")
+    monkeypatch.setattr(module, "QUEUED_SECONDS", -60.0)
+    assert following(continuing, run).find(lambda: "more") == "more"
+
+
+def test_a_run_ends_for_a_queued_run_whose_limits_are_unknown(
+    continuing: Orchestrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service that queues runs itself does not tell its limits."""
+    pools = continuing.instance.event_log_storage.get_pool_config()
+    unknown = ConcurrencyConfig(pool_config=pools, run_queue_config=None)
+    monkeypatch.setattr(continuing.instance, "get_concurrency_config", lambda: unknown)
+    run = started(continuing)
+    monkeypatch.setattr(module, "QUEUED_SECONDS", -60.0)
+    assert following(continuing, run).find(lambda: "more") == "more"
+    queue(continuing, "t_merge")
     assert following(continuing, run).find(lambda: "more") is None
 
 
-def queue(continuing: Orchestrated, job: str) -> None:
+def queue(continuing: Orchestrated, job: str, **tags: str) -> None:
     """Leave a run in Dagster's queue."""
     location = RegisteredCodeLocationOrigin("tests")
     continuing.instance.create_run_for_job(
         continuing.location.repository.get_job(job),
         status=dg.DagsterRunStatus.QUEUED,
+        tags=tags,
         remote_job_origin=RemoteJobOrigin(RemoteRepositoryOrigin(location, "tests"), job),
     )
 

@@ -30,9 +30,14 @@ from pgcdc_assets.orchestration.runs.executor import run_executor
 def work(context):
     print("began", flush=True)
 
+@dg.op(out=dg.Out(dg.Nothing))
+def other_work(context):
+    pass
+
 @dg.job(executor_def=run_executor)
 def job():
     work()
+    other_work()
 
 with dg.DagsterInstance.from_config(sys.argv[1]) as instance, capture_interrupts():
     run = instance.create_run_for_job(job)
