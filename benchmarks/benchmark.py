@@ -73,6 +73,13 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "merge_growth": Benchmark(
         "merge_growth", "windows of 10,000 changes into 1, 10 and 30 million rows", 15, None, True
     ),
+    "merge_repeated": Benchmark(
+        "merge_repeated",
+        "160 windows of 1,000 changes into 1,000,000 rows, a merge of each",
+        12,
+        None,
+        True,
+    ),
     "merge_many": Benchmark(
         "merge_many", "windows of 10 changes in each of 100 tables of 1,000 rows", 12, None, True
     ),

@@ -7,8 +7,7 @@ repeat nor an overtaken merge changes the table (`tables/fence.py`).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
@@ -16,6 +15,7 @@ from pyspark.sql import functions as F
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.merge.fold.typed_columns import name_columns
 from pgcdc_assets.spark.computed_rows import compute_rows
+from pgcdc_assets.spark.session_settings import session_settings
 from pgcdc_assets.spark.sql import delta_table, identifier
 from pgcdc_assets.tables.comments import digests_text
 from pgcdc_assets.tables.fence import Step
@@ -38,6 +38,8 @@ NEWER = "(s.lsn > t._lsn OR (s.lsn = t._lsn AND s.ordinal > t._ordinal))"
 _NEEDS_MAPPING = frozenset(" ,;{}()\n\t=")
 # Delta keeps statistics of so many columns, from the left. The system columns are the last ones.
 _WITH_STATISTICS = 32
+
+_CONSTRAINT_CHECK = "spark.databricks.delta.replaceWhere.constraintCheck.enabled"
 
 
 def table_properties(schema: TableSchema) -> dict[str, str]:
@@ -128,7 +130,7 @@ def replace_where(
         rows: with the columns of the table; the condition may be false for them.
     """
     writer = rows.write.option("replaceWhere", condition)
-    with _set(spark, {"spark.databricks.delta.replaceWhere.constraintCheck.enabled": "false"}):
+    with session_settings(spark, {_CONSTRAINT_CHECK: "false"}):
         _save(writer, "overwrite", path, step)
 
 
@@ -184,7 +186,7 @@ def run_merge(
     settings = step.settings
     if is_computed:
         settings["spark.databricks.delta.merge.materializeSource"] = "none"
-    with _set(spark, settings):
+    with session_settings(spark, settings):
         result = spark.sql(statement).collect()
     if not result:
         return 0, 0, 0
@@ -198,14 +200,3 @@ def run_merge(
 
 def _save(writer: DataFrameWriter, mode: str, path: str, step: Step) -> None:
     writer.format("delta").mode(mode).options(**step.options).save(path)
-
-
-@contextmanager
-def _set(spark: SparkSession, settings: dict[str, str]) -> Iterator[None]:
-    for name, value in settings.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name in settings:
-            spark.conf.unset(name)

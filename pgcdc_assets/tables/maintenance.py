@@ -25,6 +25,7 @@ from pgcdc_assets.tables.checksums import (
     delete_checksums_of_log,
     delete_checksums_without_files,
 )
+from pgcdc_assets.tables.compaction import needs_optimize, optimize
 from pgcdc_assets.tables.properties import LOG_RETENTION, OWN_LOG_RETENTION
 from pgcdc_assets.tables.state import open_table
 from pgcdc_assets.tables.vacuum import delete_replaced_files, owner_hours
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
 _CHECKED_HOURS = 168.0
 # VACUUM also deletes files that no commit references yet. No merge takes so long.
 _LEAST_HOURS = 24.0
-# Delta's default of 1 GB would mix recent and old rows in one file, and a merge reads the keys of
-# every file that may contain a changed row.
-_FILE_BYTES = 128 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -79,11 +77,9 @@ def maintain_table(
         session.conf.set("spark.databricks.delta.vacuum.retentionWindowIgnore.enabled", "false")
         if keep_hours < _CHECKED_HOURS:
             session.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
-        for name in ("minFileSize", "maxFileSize"):
-            session.conf.set(f"spark.databricks.delta.optimize.{name}", str(_FILE_BYTES))
-        # Otherwise this OPTIMIZE would split files that the next one compacts again.
-        session.conf.set("spark.sql.files.maxRecordsPerFile", "0")
-        report = _merge_files(session, path)
+        report = MaintenanceReport(path)
+        if table is None or needs_optimize(table):
+            report = _merge_files(session, path)
         try:
             session.sql(f"VACUUM {delta_table(path)} RETAIN {keep_hours} HOURS").collect()
         except Exception as error:
@@ -140,12 +136,11 @@ def _merge_files(session: SparkSession, path: str) -> MaintenanceReport:
     from pgcdc_assets.spark.errors import is_conflict
 
     try:
-        metrics = session.sql(f"OPTIMIZE {delta_table(path)}").collect()[0]["metrics"]
+        return MaintenanceReport(path, *optimize(session, path))
     except Exception as error:
         if not is_conflict(error):
             raise _failure(path, error) from error
         return MaintenanceReport(path, is_postponed=True)
-    return MaintenanceReport(path, int(metrics["numFilesRemoved"]), int(metrics["numFilesAdded"]))
 
 
 def _failure(path: str, error: Exception) -> TransientError:
