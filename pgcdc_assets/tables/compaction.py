@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 # Delta's default of 1 GB would mix recent and old rows in one file, and a merge reads the keys of
 # every file that may contain a changed row.
 FILE_BYTES = 128 * 1024 * 1024
-# Files below this size are compacted after a merge if one partition has so many of them. With a lower
-# size the maintenance would find more files, with a higher one merges would write more bytes.
+# Files below this size are compacted after a merge if one partition has so many of them. A higher
+# size means more bytes for merges to write, a lower one more files for the daily maintenance.
 SMALL_FILE_BYTES = 16 * 1024 * 1024
 MOST_SMALL_FILES = 64
 
