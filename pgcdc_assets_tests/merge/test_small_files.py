@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.merge import MergeReport
 from pgcdc_assets.merge.kinds import current_image
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets.spark import session_settings, tuning
+from pgcdc_assets.spark import tuning
 from pgcdc_assets.tables import compaction
 from pgcdc_assets.tables.compaction import SMALL_FILE_BYTES, has_many_small_files, needs_optimize
 from pgcdc_assets.tables.state import table_path
@@ -149,23 +149,3 @@ def test_the_maintenance_optimizes_deleted_rows_and_clustered_tables(
         assert needs_optimize(DeltaTable(path)) == (name == "clustered")
         spark.sql(f"DELETE FROM delta.`{path}` WHERE id < 50").collect()
         assert needs_optimize(DeltaTable(path)), name
-
-
-class Conf(dict[str, str]):
-    """Settings of a session."""
-
-    set = dict.__setitem__
-    unset = dict.pop
-
-
-class Session:
-    def __init__(self, **settings: str) -> None:
-        self.conf = Conf(settings)
-
-
-def test_settings_hold_for_a_block() -> None:
-    session: Any = Session(a="1")
-    with pytest.raises(KeyError), session_settings.session_settings(session, {"a": "2", "b": "3"}):
-        assert session.conf == {"a": "2", "b": "3"}
-        raise KeyError
-    assert session.conf == {"a": "1"}
