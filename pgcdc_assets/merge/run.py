@@ -357,6 +357,7 @@ def merge_table(spark: SparkSession, zone: RawZone, task: MergeTask) -> MergeRep
         rows_rescued=_count_rescued(spark, task, state) if counts.may_be_rescued else 0,
         columns_filled=tuple(kind.filled),
         row_count=state.row_count,
+        version=state.version,
         seconds=time.monotonic() - started,
     )
 

@@ -188,28 +188,28 @@ def check_not_overtaken(zone: RawZone, path: str, state: ScdState) -> None:
     Raises:
         TransientError: another merge has committed.
     """
-    table = open_table(zone.lake, path)
-    if (
-        table is None
-        or read_fence(table, zone.name) != state.fence
-        or read_position(zone, table, path) != state.watermark
-    ):
+    newest = read_scd_state(zone.lake, zone.name, path)
+    if newest is None or (newest.fence, newest.watermark) != (state.fence, state.watermark):
         raise overtaken_error(path)
 
 
 def finish_step(zone: RawZone, path: str, step: Step) -> ScdState:
     """Check that a write was committed, record its watermark, and read the new state.
 
-    Delta skips a write without an error if the table has its application transaction.
+    Delta skips a write without an error if the table has its application transaction. The table is
+    opened once, because opening it lists its log.
 
     Raises:
         TransientError: the write was skipped, because another merge has committed.
     """
-    check_written(zone, path, step)
-    record_watermark(zone, path)
-    state = read_scd_state(zone.lake, zone.name, path)
-    if state is None:
+    table = open_table(zone.lake, path)
+    if table is None or find_step(zone.lake, table, path, step) is None:
         raise overtaken_error(path)
+    table = _record_watermark(zone, path, table)
+    with explain_read_errors(path):
+        state = _read_state(zone.lake, zone.name, path, table)
+    if state.files.num_rows <= _MOST_FILES:
+        STATES.put(zone.lake, path, zone.name, state.version, state)
     return state
 
 
@@ -253,23 +253,33 @@ def record_watermark(zone: RawZone, path: str) -> None:
     again. delta-rs cannot write tables with clustering or row tracking, so their watermarks are
     never recorded so.
     """
+    table = open_table(zone.lake, path)
+    if table is not None:
+        _record_watermark(zone, path, table)
+
+
+def _record_watermark(zone: RawZone, path: str, table: DeltaTable) -> DeltaTable:
+    """Record the watermark of a table, and return the table as it is then."""
     for _ in range(_ATTEMPTS):
-        table = open_table(zone.lake, path)
-        if table is None or is_watermark_recorded(table, zone.name):
-            return
+        if is_watermark_recorded(table, zone.name):
+            break
         position = read_position(zone, table, path)
         if position is None:
-            return
+            break
         try:
             _commit(table, watermark_transactions(zone, *position, read_fence(table, zone.name)))
         except CommitFailedError as error:
             if is_unsupported(error):
-                return
+                break
+            table = open_table(zone.lake, path) or table
             continue
         except (DeltaError, OSError):
-            return
+            break
         keep_checkpoints(zone.lake, path, table)
-        return
+        with explain_read_errors(path):
+            table.update_incremental()
+        break
+    return table
 
 
 def advance_watermark(zone: RawZone, path: str, before: Position | None, after: Position) -> None:
