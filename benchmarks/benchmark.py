@@ -97,6 +97,9 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         None,
     ),
     "log_entries": Benchmark("log_entries", "logs of 1,000, 17,280 and 200,000 commits", 2, None),
+    "large_tables": Benchmark(
+        "large_tables", "logs of tables of 1,000 and 10,000 files of a million rows", 1, None
+    ),
     "s3_requests": Benchmark(
         "s3_requests", "windows and merges of one of 10 tables, ticks and polls", 2, None, True
     ),
