@@ -21,7 +21,7 @@ from benchmarks.scale import SCALE, scaled
 from pgcdc_assets import CdcCapture, CdcTable, build_cdc_definitions
 from pgcdc_assets.orchestration import partitions
 from pgcdc_assets.policies import RetentionPolicy, WindowPolicy
-from pgcdc_assets.raw import table, vacuum
+from pgcdc_assets.raw import changes, table, vacuum
 from pgcdc_assets.tables import maintenance
 
 NAME = "soak"
@@ -63,6 +63,7 @@ def _list_old(loaded: DeltaTable, hours: int, *, is_full: bool) -> set[str]:
 
 vacuum._list_old = _list_old
 table._PROPERTIES[LOG_RETENTION] = INTERVAL
+changes.FILE_RETENTION = INTERVAL
 # At least an hour, because VACUUM counts whole hours. With less it would delete the files that a
 # running merge has written.
 maintenance._LEAST_HOURS = KEEP_SECONDS / 3600

@@ -52,9 +52,6 @@ _PROPERTIES = {
     "delta.enableExpiredLogCleanup": "false",
     # Readers use the newest version of an append-only table: a day is enough for running readers.
     "delta.logRetentionDuration": "interval 1 day",
-    # VACUUM of any engine keeps younger files, such as the uncommitted files of a slow landing. The
-    # package's maintenance deletes replaced files after a day (`vacuum.py`).
-    DELETED_FILE_RETENTION: "interval 7 days",
 }
 
 
@@ -76,6 +73,8 @@ class RawTable:
         capture: name of the owning capture, which is a table property and checked on each load.
         partition_by: the partition columns.
         statistics: the columns with minimum and maximum in the log, for file skipping.
+        file_retention: how long VACUUM of any engine keeps files, also those without a commit yet;
+            the package deletes replaced files after a day (`vacuum.py`).
     """
 
     lake: Lake
@@ -84,6 +83,7 @@ class RawTable:
     capture: str
     partition_by: tuple[str, ...] = ()
     statistics: tuple[str, ...] = ()
+    file_retention: str = "interval 7 days"
 
     def load(self) -> DeltaTable | None:
         """Return the newest version; None if the table does not exist.
@@ -125,7 +125,8 @@ class RawTable:
         if table is not None:
             return self._with_new_columns(table)
         self.lake.check_writable()
-        configuration = {**_PROPERTIES, MARK: self.capture}
+        configuration = _PROPERTIES | {DELETED_FILE_RETENTION: self.file_retention}
+        configuration[MARK] = self.capture
         if self.statistics:
             configuration["delta.dataSkippingStatsColumns"] = ",".join(self.statistics)
         try:
@@ -299,15 +300,14 @@ class RawTable:
         return True
 
     def set_file_retention(self, table: DeltaTable) -> None:
-        """Set the file retention of new tables on a table of an early release.
+        """Set the file retention of new tables on a table of an earlier release.
 
         Raises:
             DeltaError, OSError: the log could not be written.
         """
-        wanted = _PROPERTIES[DELETED_FILE_RETENTION]
-        if table.metadata().configuration.get(DELETED_FILE_RETENTION) == wanted:
+        if table.metadata().configuration.get(DELETED_FILE_RETENTION) == self.file_retention:
             return
-        table.alter.set_table_properties({DELETED_FILE_RETENTION: wanted})
+        table.alter.set_table_properties({DELETED_FILE_RETENTION: self.file_retention})
         if self.lake.is_local:
             self._push_log_to_disk(table.version())
 

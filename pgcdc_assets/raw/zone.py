@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import pyarrow as pa
@@ -61,7 +61,10 @@ class RawZone:
     @cached_property
     def changes(self) -> ChangeLog:
         """Every captured change."""
-        table = self._table("changes", schema.CHANGES, (), changes.STATISTICS)
+        table = replace(
+            self._table("changes", schema.CHANGES, (), changes.STATISTICS),
+            file_retention=changes.FILE_RETENTION,
+        )
         windows = self._table("windows", schema.WINDOWS, (), window_index.STATISTICS)
         windows_app_id = f"pgcdc:{self.name}:windows"
         return ChangeLog(table, WindowIndex(windows, table, windows_app_id), self.name)

@@ -26,7 +26,12 @@ from pgcdc_assets.tables.checksums import (
     delete_checksums_without_files,
 )
 from pgcdc_assets.tables.compaction import needs_optimize, optimize
-from pgcdc_assets.tables.properties import LOG_RETENTION, OWN_LOG_RETENTION
+from pgcdc_assets.tables.properties import (
+    FILE_RETENTION,
+    LOG_RETENTION,
+    OWN_FILE_RETENTION,
+    OWN_LOG_RETENTION,
+)
 from pgcdc_assets.tables.state import open_table
 from pgcdc_assets.tables.vacuum import delete_replaced_files, owner_hours
 
@@ -91,23 +96,28 @@ def maintain_table(
 def _limit_log(
     session: SparkSession, path: str, properties: Mapping[str, str], keep_hours: float
 ) -> None:
-    """Set how long entries of the log are kept, unless the owner of the table has set it.
+    """Set how long entries of the log and removals in checkpoints are kept.
 
     A version cannot be read without its files, so entries older than a week are of little use. With
-    Delta's default of 30 days and a merge every five seconds, a log has half a million entries.
+    Delta's default of 30 days and a merge every five seconds, a log has half a million entries. A
+    checkpoint repeats all removals of files within the retention of files, a week by default, and
+    each opening of the table reads it. Settings of the table's owner stay.
     """
-    # Delta refuses a limit below the retention of replaced files.
-    hours = max(_CHECKED_HOURS, keep_hours)
-    wanted = f"interval {math.ceil(hours)} hours"
-    current = properties.get(LOG_RETENTION)
-    if current == wanted or current != properties.get(OWN_LOG_RETENTION):
+    # Delta refuses a limit of the log below the retention of files.
+    limits = {
+        LOG_RETENTION: (OWN_LOG_RETENTION, max(_CHECKED_HOURS, keep_hours)),
+        FILE_RETENTION: (OWN_FILE_RETENTION, keep_hours),
+    }
+    wanted: dict[str, str] = {}
+    for name, (own, hours) in limits.items():
+        value, current = f"interval {math.ceil(hours)} hours", properties.get(name)
+        if current != value and current == properties.get(own):
+            wanted |= {name: value, own: value}
+    if not wanted:
         return
-    setting = f"{string(LOG_RETENTION)} = {string(wanted)}"
-    mark = f"{string(OWN_LOG_RETENTION)} = {string(wanted)}"
+    settings = ", ".join(f"{string(name)} = {string(value)}" for name, value in wanted.items())
     try:
-        session.sql(
-            f"ALTER TABLE {delta_table(path)} SET TBLPROPERTIES ({setting}, {mark})"
-        ).collect()
+        session.sql(f"ALTER TABLE {delta_table(path)} SET TBLPROPERTIES ({settings})").collect()
     except Exception as error:
         from pgcdc_assets.spark.errors import is_conflict
 

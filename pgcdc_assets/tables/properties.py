@@ -28,6 +28,13 @@ LOG_RETENTION = "delta.logRetentionDuration"
 # The value of `LOG_RETENTION` that the maintenance has set. Another value is the owner's.
 OWN_LOG_RETENTION = "pgcdc.log_retention"
 
+# Delta's property: how long VACUUM keeps replaced files, and checkpoints the removals; a week by
+# default.
+FILE_RETENTION = "delta.deletedFileRetentionDuration"
+
+# The value of `FILE_RETENTION` that the maintenance has set. Another value is the owner's.
+OWN_FILE_RETENTION = "pgcdc.file_retention"
+
 KEY = "pgcdc.key"
 
 # For a table that no snapshot replaces, and that had another key before: the key of the snapshot

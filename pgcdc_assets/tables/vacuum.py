@@ -30,6 +30,7 @@ from pgcdc_assets.raw.delta_log import read_commit
 from pgcdc_assets.raw.files import filesystem, write_file
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.tables.checksums import delete_checksum
+from pgcdc_assets.tables.properties import FILE_RETENTION, OWN_FILE_RETENTION
 from pgcdc_assets.tables.state import explain_read_errors, open_table
 
 # Replaced files below this size are kept, however small the table is.
@@ -46,7 +47,6 @@ _EVERY, _LOOKS_AT = 10, (0, 1)
 _FOLDER, _FILE = "_pgcdc", "replaced_files.json"
 _FORMAT = 1
 
-_RETENTION = "delta.deletedFileRetentionDuration"
 _HOURS = {"week": 168.0, "day": 24.0, "hour": 1.0, "minute": 1 / 60, "second": 1 / 3600}
 _DEFAULT_RETENTION_HOURS = 168.0
 
@@ -177,8 +177,8 @@ def owner_hours(properties: dict[str, str]) -> float:
 
     A value in another form than Delta's documentation shows counts as Delta's default.
     """
-    text = properties.get(_RETENTION)
-    if text is None:
+    text = properties.get(FILE_RETENTION)
+    if text is None or text == properties.get(OWN_FILE_RETENTION):
         return 0.0
     found = re.findall(r"(\d+)\s+([a-z]+?)s?\b", text.lower())
     if not found or any(unit not in _HOURS for _, unit in found):

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
 from pgcdc_assets.errors import RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.raw import schema
+from pgcdc_assets.raw import changes, schema
 from pgcdc_assets.raw.files import push_to_disk
 from pgcdc_assets.raw.maintenance import RawMaintenanceReport, maintain_raw_zone
 from pgcdc_assets.raw.scan import DataFile, scan
@@ -233,15 +234,39 @@ def test_replaced_files_are_kept_for_earlier_readers(
     assert landed(zone) == rows
 
 
-def test_tables_of_an_earlier_release_get_the_longer_retention(zone: RawZone) -> None:
+def test_tables_of_an_earlier_release_get_the_retention_of_new_tables(zone: RawZone) -> None:
     """VACUUM of Spark uses the table's property."""
     land_small_windows(zone, 3)
-    table = zone.changes.table
-    old = table.load_or_create()
-    old.alter.set_table_properties({DELETED_FILE_RETENTION: "interval 1 day"})
+    tables = (
+        (zone.changes.table, "interval 26 hours"),
+        (zone.schema_events.table, "interval 7 days"),
+    )
+    for table, _ in tables:
+        old = table.load_or_create()
+        old.alter.set_table_properties({DELETED_FILE_RETENTION: "interval 1 day"})
     maintain_raw_zone(zone, minimum_log_entries=1)
-    configuration = table.load_or_create().metadata().configuration
-    assert configuration[DELETED_FILE_RETENTION] == "interval 7 days"
-    assert configuration[MARK] == "test"
+    for table, wanted in tables:
+        configuration = table.load_or_create().metadata().configuration
+        assert configuration[DELETED_FILE_RETENTION] == wanted
+        assert configuration[MARK] == "test"
     assert len(zone.changes.windows(1)) == 3
     zone.changes.land(window(1003, 1004), [transaction(1003, 2)])
+
+
+def test_a_checkpoint_forgets_removals_after_the_retention(
+    zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise each opening of the table would read the replaced files of a week."""
+    monkeypatch.setattr(changes, "FILE_RETENTION", "interval 1 second")
+    land_small_windows(zone, 6)
+    rows = landed(zone)
+    log = Path(zone.changes.table.uri, "_delta_log")
+    for start, pause, compacted, removals in ((1006, 0.0, 4, 4), (1007, 1.5, 0, 0)):
+        time.sleep(pause)
+        zone.changes.land(window(start, start + 1), [])
+        report = maintain_raw_zone(zone, minimum_files=2, minimum_log_entries=0)
+        assert report.files_merged == compacted
+        newest = max(log.glob("*.checkpoint.parquet"))
+        removed = pq.read_table(newest, columns=["remove"]).column("remove")
+        assert len(removed) - removed.null_count == removals
+    assert landed(zone) == rows

@@ -23,7 +23,7 @@ from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.tables import vacuum
 from pgcdc_assets.tables.maintenance import maintain_table
-from pgcdc_assets.tables.properties import LOG_RETENTION
+from pgcdc_assets.tables.properties import FILE_RETENTION, LOG_RETENTION
 from pgcdc_assets.tables.vacuum import (
     MINIMUM_BYTES,
     VacuumReport,
@@ -298,13 +298,11 @@ def test_the_deletion_of_a_file_is_retried(lake: Lake, path: Path) -> None:
     ],
 )
 def test_the_retention_of_the_owner_is_read(text: str, hours: float) -> None:
-    assert owner_hours({"delta.deletedFileRetentionDuration": text}) == hours
+    assert owner_hours({FILE_RETENTION: text}) == hours
 
 
 def test_the_retention_of_the_owner_is_applied(lake: Lake, path: Path) -> None:
-    DeltaTable(str(path)).alter.set_table_properties(
-        {"delta.deletedFileRetentionDuration": "interval 2 hours"}
-    )
+    DeltaTable(str(path)).alter.set_table_properties({FILE_RETENTION: "interval 2 hours"})
     assert delete(lake, path) == 0
     assert len(data_files(path)) == 11
     assert owner_hours({}) == 0
@@ -372,14 +370,24 @@ def test_maintenance_keeps_the_ledger_and_cleans_the_log(
     assert ids(path) == list(range(20, 1020))
 
     # The limit of the log follows the settings, and the owner's own limit stays.
-    table = DeltaTable(str(path))
-    assert table.metadata().configuration[LOG_RETENTION] == "interval 168 hours"
-    maintain_table(spark, lake, str(path), 1)
+    assert retentions(path) == ("interval 168 hours", "interval 25 hours")
+    for _ in range(2):
+        maintain_table(spark, lake, str(path), 1)
+        assert retentions(path) == ("interval 168 hours", "interval 24 hours")
     assert not later.exists()
     operations = [entry["operation"] for entry in DeltaTable(str(path)).history()]
-    assert operations.count("SET TBLPROPERTIES") == 1
+    assert operations.count("SET TBLPROPERTIES") == 2
+    assert owner_hours(DeltaTable(str(path)).metadata().configuration) == 0
     maintain_table(spark, lake, str(path), 200.5)
-    assert DeltaTable(str(path)).metadata().configuration[LOG_RETENTION] == "interval 201 hours"
-    DeltaTable(str(path)).alter.set_table_properties({LOG_RETENTION: "interval 9 days"})
+    assert retentions(path) == ("interval 201 hours", "interval 201 hours")
+    own = {LOG_RETENTION: "interval 9 days", FILE_RETENTION: "interval 8 days"}
+    DeltaTable(str(path)).alter.set_table_properties(own)
     maintain_table(spark, lake, str(path), 1)
-    assert DeltaTable(str(path)).metadata().configuration[LOG_RETENTION] == "interval 9 days"
+    assert retentions(path) == ("interval 9 days", "interval 8 days")
+    assert owner_hours(DeltaTable(str(path)).metadata().configuration) == 192
+
+
+def retentions(path: Path) -> tuple[str, str]:
+    """Return for how long a table keeps log entries and replaced files."""
+    configuration = DeltaTable(str(path)).metadata().configuration
+    return configuration[LOG_RETENTION], configuration[FILE_RETENTION]
