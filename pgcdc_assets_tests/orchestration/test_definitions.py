@@ -139,6 +139,22 @@ def test_jobs_sensors_pools_and_executor(location: CodeLocation) -> None:
     }
 
 
+@pytest.mark.parametrize(("raw_days", "pool"), [(None, None), (7.0, "pgcdc/shop/tables")])
+def test_a_maintenance_that_keeps_all_windows_does_not_end_a_merge(
+    raw_days: float | None, pool: str | None
+) -> None:
+    capture = CdcCapture(
+        "shop",
+        "pub",
+        (CdcTable("shop", "orders"),),
+        retention=RetentionPolicy(raw_days=raw_days),
+    )
+    job = build_cdc_definitions(capture).get_job_def("shop_upkeep")
+    (step,) = (node for node in job.all_node_defs if node.name == "shop_remove_old_windows")
+    assert isinstance(step, dg.OpDefinition)
+    assert step.pool == pool
+
+
 def test_checks_on_demand_run_daily_by_default(
     location: CodeLocation,
 ) -> None:

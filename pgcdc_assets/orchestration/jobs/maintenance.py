@@ -54,7 +54,8 @@ def build_maintenance_job(
 
     @dg.op(
         name=f"{capture.name}_remove_old_windows",
-        pool=names.merge_pool,
+        # A run that waits for the pool ends the merge that runs.
+        pool=None if policy.raw_days is None else names.merge_pool,
         required_resource_keys={names.lake},
         out=dg.Out(dg.Nothing),
     )
