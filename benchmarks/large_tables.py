@@ -18,7 +18,7 @@ from dataclasses import replace
 import psutil
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from deltalake.transaction import AddAction
+from deltalake.transaction import AddAction, RemoveAction
 
 from benchmarks.processes import run_measured
 from benchmarks.results import Result
@@ -69,7 +69,7 @@ def make_table(path: str, files: int) -> None:
     write_deltalake(path, pa.table(empty))
     table = DeltaTable(path)
     now = int(time.time() * 1000)
-    added = [
+    added: list[AddAction | RemoveAction] = [
         AddAction(f"part-{n}.parquet", _FILE_BYTES, {}, now, True, _statistics(n, names))
         for n in range(files)
     ]
