@@ -97,9 +97,14 @@ def find_used_window(
 
 
 def find_shown_windows(
-    windows: Sequence[LsnWindow], asset_count: int, most: int = MAX_MATERIALIZATIONS
+    windows: Sequence[LsnWindow], asset_count: int, most: int | None = None
 ) -> Sequence[LsnWindow]:
-    """Return the windows that a merge materialises: the newest of the windows that it folds."""
+    """Return the windows that a merge materialises: the newest of the windows that it folds.
+
+    Args:
+        most: the number of materialisations of all assets; None: `MAX_MATERIALIZATIONS`.
+    """
+    most = MAX_MATERIALIZATIONS if most is None else most
     return windows[-max(1, most // max(1, asset_count)) :]
 
 

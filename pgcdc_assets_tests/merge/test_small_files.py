@@ -15,6 +15,8 @@ from pgcdc_assets.merge import MergeReport
 from pgcdc_assets.merge.kinds import current_image
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark import tuning
+from pgcdc_assets.spark.session import own_sessions
+from pgcdc_assets.spark.session_settings import session_settings
 from pgcdc_assets.tables import compaction
 from pgcdc_assets.tables.compaction import SMALL_FILE_BYTES, has_many_small_files, needs_optimize
 from pgcdc_assets.tables.state import table_path
@@ -46,7 +48,7 @@ def files_of_a_partition(path: str) -> int:
 
 @pytest.mark.postgres
 @pytest.mark.spark
-@pytest.mark.parametrize("scd", [1, 2])
+@pytest.mark.parametrize("scd", [1, pytest.param(2, marks=pytest.mark.sampled)])
 def test_merges_do_not_leave_ever_more_files(pipeline: Pipeline, as_large: None, scd: int) -> None:
     target = CdcTable("public", "t", scd=(scd,))
     path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", "t", scd)
@@ -55,7 +57,7 @@ def test_merges_do_not_leave_ever_more_files(pipeline: Pipeline, as_large: None,
         "insert into t select n, 'first' from generate_series(1, 50) n",
     )
     most = 0
-    for number in range(3 * FEW):
+    for number in range(2 * FEW + 1):
         pipeline.database.execute(f"update t set v = 'v{number}' where id % 12 = {number}")
         pipeline.database.execute(f"insert into t values (100 + {number}, 'new')")
         pipeline.capture()
@@ -64,7 +66,7 @@ def test_merges_do_not_leave_ever_more_files(pipeline: Pipeline, as_large: None,
         most = max(most, files_of_a_partition(path))
     done = operations(path)
     assert done["MERGE"] >= 2 * FEW
-    assert 2 <= done["OPTIMIZE"] < done["MERGE"] / 2
+    assert 2 <= done["OPTIMIZE"] <= done["MERGE"] / 2
     assert most <= FEW
     (again,) = pipeline.merge(None, target).values()
     assert isinstance(again, MergeReport)
@@ -80,6 +82,7 @@ def read_values(pipeline: Pipeline, path: str) -> list[tuple[Any, ...]]:
     return sorted(tuple(row) for row in rows.select("id", "v").collect())
 
 
+@pytest.mark.sampled
 @pytest.mark.postgres
 @pytest.mark.spark
 def test_a_compaction_that_fails_does_not_fail_the_merge(
@@ -149,3 +152,26 @@ def test_the_maintenance_optimizes_deleted_rows_and_clustered_tables(
         assert needs_optimize(DeltaTable(path)) == (name == "clustered")
         spark.sql(f"DELETE FROM delta.`{path}` WHERE id < 50").collect()
         assert needs_optimize(DeltaTable(path)), name
+
+
+# Set by the package, not set with a default, not set without a default, and unknown to Spark.
+SETTINGS = (
+    "spark.sql.files.maxRecordsPerFile",
+    "spark.databricks.delta.optimize.minFileSize",
+    "spark.databricks.delta.write.txnAppId",
+    "spark.pgcdc.unknown",
+)
+
+
+@pytest.mark.spark
+def test_a_statement_with_its_own_settings_restores_the_previous_values(
+    spark: SparkSession,
+) -> None:
+    with own_sessions(spark, 1) as (session,):
+        before = {name: session.conf.get(name, None) for name in SETTINGS}
+        assert before[SETTINGS[0]] == "1000000"
+        assert before[SETTINGS[2]] is None and before[SETTINGS[3]] is None
+        with pytest.raises(KeyError), session_settings(session, dict.fromkeys(SETTINGS, "7")):
+            assert {session.conf.get(name, None) for name in SETTINGS} == {"7"}
+            raise KeyError
+        assert {name: session.conf.get(name, None) for name in SETTINGS} == before
