@@ -76,7 +76,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "merge_repeated": Benchmark(
         "merge_repeated",
         "160 windows of 1,000 changes into 1,000,000 rows, a merge of each",
-        12,
+        17,
         None,
         True,
     ),

@@ -8,7 +8,6 @@ as a merge reads it, for tables of 1,000 and 10,000 files.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 import time
@@ -97,7 +96,7 @@ def _statistics(number: int, names: list[str]) -> str:
 
 def measure(folder: str, path: str) -> dict[str, float]:
     """Read the state of a table, and return the seconds and the growth of the process."""
-    process = psutil.Process(os.getpid())
+    process = psutil.Process()
     before = process.memory_info().rss
     began = time.perf_counter()
     state = read_scd_state(Lake(folder), NAME, path)

@@ -7,9 +7,9 @@ the same raw zone in one warm embedded session. The last merges are compared wit
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
@@ -17,10 +17,15 @@ from pyspark.sql import SparkSession
 from benchmarks.orders import OrderBook
 from benchmarks.raw_orders import RawOrders
 from benchmarks.results import Result
-from benchmarks.scale import roomy_folder, scaled
-from benchmarks.side_by_side import contents, merge_ours, path_of
+from benchmarks.scale import scaled
+from benchmarks.side_by_side import (
+    current_contents,
+    landed_orders,
+    merge_ours,
+    path_of,
+    timed,
+)
 from benchmarks.source import log
-from pgcdc_assets.spark.session import spark_session
 
 ROWS = scaled(1_000_000)
 RECENT_ROWS = scaled(100_000)
@@ -34,14 +39,8 @@ _TABLE = "orders"
 
 def run() -> Iterator[Result]:
     """Measure a current image and a history."""
-    with roomy_folder("merge-repeated", 5) as folder:
-        book = OrderBook(ROWS)
-        raw = RawOrders(folder, {_TABLE: book})
-        spark = spark_session("pgcdc benchmark")
-        try:
-            yield from _measure(spark, raw, book)
-        finally:
-            spark.stop()
+    with landed_orders("merge-repeated", 5, ROWS, _TABLE) as landed:
+        yield from _measure(*landed)
 
 
 def _measure(spark: SparkSession, raw: RawOrders, book: OrderBook) -> Iterator[Result]:
@@ -52,9 +51,7 @@ def _measure(spark: SparkSession, raw: RawOrders, book: OrderBook) -> Iterator[R
     for number in range(_WARM_UP + MERGES):
         window = raw.land([(_TABLE, book.mixed(CHANGES, RECENT_ROWS))])
         for scd, taken in seconds.items():
-            began = time.monotonic()
-            merge_ours(spark, raw, [_TABLE], window, scd)
-            taken.append(time.monotonic() - began)
+            taken.append(timed(partial(merge_ours, spark, raw, [_TABLE], window, scd)))
         if number % 10 == 9:
             log(f"{number + 1} merges: {_describe(raw, seconds)}")
     _check(spark, raw, book)
@@ -78,10 +75,6 @@ def _count_files(raw: RawOrders, scd: int) -> int:
 
 def _check(spark: SparkSession, raw: RawOrders, book: OrderBook) -> None:
     """Check that both tables have the rows of the book."""
-    image = contents(spark, path_of(raw, _TABLE))
-    current = contents(spark, path_of(raw, _TABLE, 2), "_is_current")
-    if image != current or image[0] != book.row_count:
-        raise SystemExit(
-            f"SCD1 has {image}, SCD2's current rows are {current} (rows, sum of hashes), and "
-            f"{book.row_count} rows are expected"
-        )
+    count, _ = current_contents(spark, raw, _TABLE)
+    if count != book.row_count:
+        raise SystemExit(f"the tables have {count} rows; {book.row_count} are expected")

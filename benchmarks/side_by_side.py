@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,11 +18,13 @@ from pyspark.sql import SparkSession
 from benchmarks.orders import SCHEMA, Changes, OrderBook
 from benchmarks.raw_orders import RawOrders
 from benchmarks.recipe import Recipe
+from benchmarks.scale import roomy_folder
 from benchmarks.source import log
 from benchmarks.turns import in_turns
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.merge import MergeFailure, merge_tables
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.spark.session import spark_session
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.tables.state import table_path
 
@@ -64,6 +67,38 @@ def contents(spark: SparkSession, path: str, condition: str = "true") -> Content
         f"FROM {delta_table(path)} WHERE {condition}"
     ).collect()
     return int(row["n"]), int(row["h"] or 0)
+
+
+@contextmanager
+def landed_orders(
+    name: str, gigabytes: float, rows: int, table: str
+) -> Iterator[tuple[SparkSession, RawOrders, OrderBook]]:
+    """Land one table of orders for the block, and open an embedded session.
+
+    Args:
+        name: of the folder that is deleted at the end.
+        gigabytes: that the folder needs.
+    """
+    with roomy_folder(name, gigabytes) as folder:
+        book = OrderBook(rows)
+        raw = RawOrders(folder, {table: book})
+        log(f"{rows:,} rows landed")
+        spark = spark_session("pgcdc benchmark")
+        try:
+            yield spark, raw, book
+        finally:
+            spark.stop()
+
+
+def current_contents(spark: SparkSession, raw: RawOrders, table: str) -> Contents:
+    """Return the contents of a current image, and check that a history's current rows are equal."""
+    image = contents(spark, path_of(raw, table))
+    current = contents(spark, path_of(raw, table, 2), "_is_current")
+    if image != current:
+        raise SystemExit(
+            f"SCD1 has {image}, SCD2's current rows are {current} (rows, sum of hashes)"
+        )
+    return image
 
 
 @dataclass

@@ -28,7 +28,7 @@ from benchmarks.freshness_source import DATABASE, PUBLICATION, source, table_nam
 from benchmarks.live_pipeline import count_equal_rows, running_dagster
 from benchmarks.results import Result
 from benchmarks.scale import roomy_folder, scaled
-from benchmarks.soak_definitions import CAPTURE, FILE_RETENTION, INTERVAL, LOG_RETENTION, TABLES
+from benchmarks.soak_definitions import CAPTURE, INTERVAL, TABLES
 from benchmarks.soak_samples import (
     Sample,
     count_files,
@@ -47,6 +47,7 @@ from pgcdc_assets.orchestration.state import read_state
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.server import SparkServer
+from pgcdc_assets.tables.properties import FILE_RETENTION, LOG_RETENTION
 from pgcdc_assets.tables.state import table_path
 
 WINDOWS = scaled(20_000, least=100)

@@ -23,6 +23,7 @@ from pgcdc_assets.orchestration import partitions
 from pgcdc_assets.policies import RetentionPolicy, WindowPolicy
 from pgcdc_assets.raw import changes, table, vacuum
 from pgcdc_assets.tables import maintenance
+from pgcdc_assets.tables.properties import LOG_RETENTION
 
 NAME = "soak"
 TABLES = 20
@@ -31,8 +32,6 @@ KEEP_SECONDS = scaled(180, least=30)
 MAINTENANCE_MINUTES = 5 if SCALE >= 0.5 else 2
 RUN_SECONDS = scaled(180, least=60)
 
-LOG_RETENTION = "delta.logRetentionDuration"
-FILE_RETENTION = "delta.deletedFileRetentionDuration"
 INTERVAL = f"interval {KEEP_SECONDS} seconds"
 
 _SEEN = "_pgcdc_seen.json"

@@ -202,10 +202,7 @@ def finish_step(zone: RawZone, path: str, step: Step) -> ScdState:
     Raises:
         TransientError: the write was skipped, because another merge has committed.
     """
-    table = open_table(zone.lake, path)
-    if table is None or find_step(zone.lake, table, path, step) is None:
-        raise overtaken_error(path)
-    table = _record_watermark(zone, path, table)
+    table = _record_watermark(zone, path, check_written(zone, path, step))
     with explain_read_errors(path):
         state = _read_state(zone.lake, zone.name, path, table)
     if state.files.num_rows <= _MOST_FILES:
@@ -213,14 +210,16 @@ def finish_step(zone: RawZone, path: str, step: Step) -> ScdState:
     return state
 
 
-def check_written(zone: RawZone, path: str, step: Step) -> None:
-    """Check that a write was committed.
+def check_written(zone: RawZone, path: str, step: Step) -> DeltaTable:
+    """Check that a write was committed, and return the table.
 
     Raises:
         TransientError: the write was skipped, because another merge has committed.
     """
-    if not is_written(zone, path, step):
+    table = _find_written(zone, path, step)
+    if table is None:
         raise overtaken_error(path)
+    return table
 
 
 def is_written(zone: RawZone, path: str, step: Step) -> bool:
@@ -229,8 +228,15 @@ def is_written(zone: RawZone, path: str, step: Step) -> bool:
     Raises:
         TableDamaged: its log cannot be read.
     """
+    return _find_written(zone, path, step) is not None
+
+
+def _find_written(zone: RawZone, path: str, step: Step) -> DeltaTable | None:
+    """Open a table; None if its log does not have the commit of a step."""
     table = open_table(zone.lake, path)
-    return table is not None and find_step(zone.lake, table, path, step) is not None
+    if table is None or find_step(zone.lake, table, path, step) is None:
+        return None
+    return table
 
 
 def has_applied(zone: RawZone, path: str, position: Position) -> bool:
