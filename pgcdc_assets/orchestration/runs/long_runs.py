@@ -21,8 +21,9 @@ import dagster as dg
 from dagster import DagsterRun, DagsterRunStatus, RunRecord, RunsFilter
 from dagster._core.instance.config import PoolGranularity
 
+from pgcdc_assets.orchestration.runs.claims import RunInterrupted
 from pgcdc_assets.orchestration.runs.queue_limits import wait_for_end
-from pgcdc_assets.orchestration.runs.records import is_started
+from pgcdc_assets.orchestration.runs.records import status_of
 from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress
 from pgcdc_assets.policies import WindowPolicy
 
@@ -35,6 +36,8 @@ IDLE_SECONDS = 10.0
 # An instance may limit the number of its runs. A run ends for another one that is queued for longer
 # than this time because of such a limit.
 QUEUED_SECONDS = 15.0
+# Dagster sets the status of a terminated run, and then sends the signal.
+SIGNAL_SECONDS = 1.0
 # A run that waits for its successor ends this long after its time.
 HANDOVER_SECONDS = 60.0
 
@@ -131,10 +134,19 @@ class LongRun:
         self.seconds, self._hands_over = 0.0, False
 
     def find(self, look: Callable[[], Found | None]) -> Found | None:
-        """Wait for the next work; return None at the end of the run."""
+        """Wait for the next work; return None at the end of the run.
+
+        Raises:
+            RunInterrupted: a person has terminated the run.
+        """
         self.stay()
         while not self.is_ending and time.monotonic() < self._end():
-            if not is_started(self.instance, self.run_id):
+            status = status_of(self.instance, self.run_id)
+            if status is DagsterRunStatus.CANCELING:
+                # The signal would otherwise arrive in Dagster's code, with a stack trace.
+                time.sleep(SIGNAL_SECONDS)
+                raise RunInterrupted
+            if status is not DagsterRunStatus.STARTED:
                 break
             waits = self._has_waiting_step()
             self.is_ending = waits and self._hands_over

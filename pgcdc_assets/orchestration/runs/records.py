@@ -111,8 +111,13 @@ def is_left_over(instance: dg.DagsterInstance, record: RunRecord) -> bool:
 
 def is_started(instance: dg.DagsterInstance, run_id: str) -> bool:
     """Return whether a run is unfinished in Dagster. After its end another run may start."""
+    return status_of(instance, run_id) is DagsterRunStatus.STARTED
+
+
+def status_of(instance: dg.DagsterInstance, run_id: str) -> DagsterRunStatus | None:
+    """Return the status of a run; None if the run was deleted."""
     run = instance.get_run_by_id(run_id)
-    return run is not None and run.status == DagsterRunStatus.STARTED
+    return None if run is None else run.status
 
 
 def attempts_for(

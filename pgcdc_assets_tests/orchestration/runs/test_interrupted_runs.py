@@ -28,17 +28,20 @@ pytestmark = pytest.mark.postgres
 
 
 @pytest.mark.parametrize(
-    ("number", "is_asked"),
+    ("number", "asked_seconds"),
     [
-        pytest.param(signal.SIGINT, False, id="ctrl-c"),
-        pytest.param(signal.SIGTERM, True, id="terminated"),
-        pytest.param(signal.SIGTERM, False, id="sigterm", marks=pytest.mark.soak),
+        pytest.param(signal.SIGINT, None, id="ctrl-c"),
+        # The run sees the request before the signal arrives.
+        pytest.param(signal.SIGTERM, 0.7, id="terminated"),
+        pytest.param(None, 0.0, id="asked"),
+        pytest.param(signal.SIGTERM, 0.0, id="at once", marks=pytest.mark.soak),
+        pytest.param(signal.SIGTERM, None, id="sigterm", marks=pytest.mark.soak),
     ],
 )
 def test_an_interrupted_run_is_canceled_without_a_stack_trace_and_loses_nothing(
-    continuing: Orchestrated, number: signal.Signals, is_asked: bool
+    continuing: Orchestrated, number: signal.Signals | None, asked_seconds: float | None
 ) -> None:
-    """H9."""
+    """H9: by a signal, by a request in Dagster, or by a request that a signal follows."""
     continuing.commit("insert into b values (0, 1)")
     (request,) = continuing.tick("lag").run_requests
     assert request.partition_key is not None
@@ -48,10 +51,12 @@ def test_an_interrupted_run_is_canceled_without_a_stack_trace_and_loses_nothing(
         (run,) = continuing.instance.get_runs(
             dg.RunsFilter(tags={THROUGH_TAG: request.partition_key})
         )
-        if is_asked:
-            continuing.instance.report_run_canceling(run)
         began = time.monotonic()
-        process.send_signal(number)
+        if asked_seconds is not None:
+            continuing.instance.report_run_canceling(run)
+            time.sleep(asked_seconds)
+        if number is not None:
+            process.send_signal(number)
         output, _ = process.communicate(timeout=60)
     assert time.monotonic() - began < 20
     _check_canceled(continuing, run.run_id, output)
