@@ -17,7 +17,6 @@ from pgcdc_assets.capture.cancellation import CancellationToken, Work
 from pgcdc_assets.capture.landing import Landing
 from pgcdc_assets.capture.limits import CaptureLimits
 from pgcdc_assets.errors import CaptureCancelled, ConnectionLost
-from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.postgres.stream.connection import ReplicationStream
 from pgcdc_assets.raw.files import FileWriter
 from pgcdc_assets.raw.table import RawTable
@@ -27,8 +26,10 @@ from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = pytest.mark.postgres
 
-# The promise is two seconds. The machine of a test may be busy; each step hangs for longer.
-SOON = 10.0
+# The promise is two seconds. On a busy machine a session may need longer: twice this time is
+# allowed, and an attempt that misses it is repeated once.
+SOON = 4.0
+ATTEMPTS = 2
 HANG = 60.0
 
 
@@ -73,6 +74,11 @@ def _in_the_stream(step: Step, monkeypatch: pytest.MonkeyPatch, proxy: TcpProxy)
     step.reached.set()
 
 
+def _in_the_first_connection(step: Step, monkeypatch: pytest.MonkeyPatch, proxy: TcpProxy) -> None:
+    """The proxy accepts the connection, and says nothing."""
+    _in_a_silent_network(step, monkeypatch, proxy)
+
+
 def _in_a_silent_network(step: Step, monkeypatch: pytest.MonkeyPatch, proxy: TcpProxy) -> None:
     proxy.stall()
     step.reached.set()
@@ -87,6 +93,7 @@ def _in_a_pause_before_the_next_attempt(
 
 
 STEPS = [
+    _in_the_first_connection,
     _before_the_commit,
     _in_a_query,
     _after_the_confirmation,
@@ -120,9 +127,25 @@ def test_a_cancelled_session_ends_soon_and_the_next_continues(
     monkeypatch: pytest.MonkeyPatch,
     prepare: Callable[[Step, pytest.MonkeyPatch, TcpProxy], None],
 ) -> None:
-    first = capturing.begin_with_one_insert()
-    capturing.database.execute("insert into t values (2)")
-    second = LsnWindow.of(1, first.end, capturing.flush_lsn())
+    capturing.begin("create table t (id int)")
+
+    def attempt() -> float:
+        proxy.resume()
+        proxy.refuse(False)
+        return _cancel_in(prepare, capturing, proxy, monkeypatch)
+
+    assert any(attempt() < SOON for _ in range(ATTEMPTS))
+
+
+def _cancel_in(
+    prepare: Callable[[Step, pytest.MonkeyPatch, TcpProxy], None],
+    capturing: Capturing,
+    proxy: TcpProxy,
+    monkeypatch: pytest.MonkeyPatch,
+) -> float:
+    """Cancel a session at a step of its second window, and return the seconds until its end."""
+    landed = capturing.texts("t")
+    first, second = capturing.windows_of("insert into t values (1)", "insert into t values (2)")
     step, token = Step(), CancellationToken()
     if prepare is _in_the_stream:
         # The messages of this window never arrive.
@@ -131,7 +154,14 @@ def test_a_cancelled_session_ends_soon_and_the_next_continues(
     through = capturing.through(proxy.conninfo(capturing.conninfo))
     before = set(threading.enumerate())
     with _cancelled_when(step, token) as cancelled, through.session(limits, token) as session:
-        if prepare in (_in_a_silent_network, _in_a_pause_before_the_next_attempt, _in_the_stream):
+        if prepare is _in_the_first_connection:
+            capturing.capture(first)
+            prepare(step, monkeypatch, proxy)
+        elif prepare in (
+            _in_a_silent_network,
+            _in_a_pause_before_the_next_attempt,
+            _in_the_stream,
+        ):
             session.land(first)
             prepare(step, monkeypatch, proxy)
         else:
@@ -141,7 +171,7 @@ def test_a_cancelled_session_ends_soon_and_the_next_continues(
             session.land(second)
         with pytest.raises(CaptureCancelled):
             session.land(second)
-    assert time.monotonic() - cancelled[0] < SOON
+    seconds = time.monotonic() - cancelled[0]
 
     monkeypatch.undo()
     step.released.set()
@@ -150,14 +180,15 @@ def test_a_cancelled_session_ends_soon_and_the_next_continues(
         if left.name == "capture":
             left.join(30)
     is_landed = prepare is _after_the_confirmation
-    assert len(capturing.rows()) == (2 if is_landed else 1)
+    assert capturing.texts("t") == [*landed, ["1"], ["2"]][: len(landed) + 1 + is_landed]
     assert capturing.confirmed() <= second.end
     wait_until(lambda: not capturing.status().is_active, "the slot to be free")
     report = capturing.capture(
         second._replace(end=capturing.flush_lsn()) if not is_landed else second
     )
     assert report.already_captured == is_landed
-    assert capturing.texts("t") == [["1"], ["2"]]
+    assert capturing.texts("t") == [*landed, ["1"], ["2"]]
+    return seconds
 
 
 def test_an_abandoned_landing_does_not_commit(
@@ -216,24 +247,24 @@ def test_a_cancelled_token_prevents_the_first_connection(
 
 def test_an_interrupt_ends_a_call_that_python_cannot_interrupt() -> None:
     """A signal reaches the main thread while a library call waits in another."""
-    released = threading.Event()
 
-    def interrupt() -> None:
-        signal.raise_signal(signal.SIGINT)
+    def attempt() -> float:
+        released = threading.Event()
+        releases: list[int] = []
+        work = Work(CancellationToken(), release=lambda: releases.append(1))
+        began = time.monotonic()
+        threading.Timer(0.3, signal.raise_signal, (signal.SIGINT,)).start()
+        with pytest.raises(KeyboardInterrupt):
+            work.call(lambda: released.wait(HANG))
+        seconds = time.monotonic() - began
+        assert work.is_left
+        with pytest.raises(CaptureCancelled):
+            work.call(lambda: None)
+        released.set()
+        wait_until(lambda: releases == [1], "the release")
+        return seconds
 
-    released_count: list[int] = []
-    work = Work(CancellationToken(), release=lambda: released_count.append(1))
-    timer = threading.Timer(0.3, interrupt)
-    began = time.monotonic()
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        work.call(lambda: released.wait(HANG))
-    assert time.monotonic() - began < SOON
-    assert work.is_left
-    with pytest.raises(CaptureCancelled):
-        work.call(lambda: None)
-    released.set()
-    wait_until(lambda: released_count == [1], "the release")
+    assert any(attempt() < SOON for _ in range(ATTEMPTS))
 
 
 def test_a_failed_call_raises_its_own_error() -> None:

@@ -42,7 +42,7 @@ LARGE_ROW = "insert into t values (1, repeat(md5('x'), 6250000))"
 def test_a_large_transaction_completes_under_a_short_sender_timeout(
     capturing: Capturing, rows: int, timeout: float
 ) -> None:
-    """A15, A13: keepalives arrive inside the transaction."""
+    """A15."""
     capturing.begin("create table t (id int, filler text)")
     capturing.database.execute(
         "insert into t select i, repeat(md5(i::text), 60) from generate_series(1, %s) i", (rows,)

@@ -108,6 +108,7 @@ def test_a_landed_window_is_verified_and_reported_with_the_same_figures(
     assert len(capturing.rows()) == 1
 
 
+@pytest.mark.every_pg
 def test_a_lost_confirmation_causes_no_duplicates(
     own_server: EmbeddedServer, tmp_path: Path
 ) -> None:
@@ -132,10 +133,11 @@ def test_a_lost_confirmation_causes_no_duplicates(
     assert capturing.confirmed() > landed.end
 
 
+@pytest.mark.every_pg
 def test_a_transaction_that_is_interrupted_in_the_stream_is_landed_completely(
     capturing: Capturing,
 ) -> None:
-    """A5, A7: the rows of one COPY have the same LSN and different ordinals."""
+    """A5."""
     capturing.begin("create table t (id int, filler text)")
     capturing.database.transaction(
         "insert into t select i, repeat('x', 50000) from generate_series(1, 10) i"
@@ -156,8 +158,9 @@ def test_a_transaction_that_is_interrupted_in_the_stream_is_landed_completely(
     assert len({(row["window"], row["commit_lsn"], row["xid"]) for row in rows}) == 1
 
 
+@pytest.mark.every_pg
 def test_rows_of_one_copy_statement_have_different_ordinals(capturing: Capturing) -> None:
-    """A7."""
+    """A7: the rows of a COPY have the same LSN in the WAL."""
     capturing.begin("create table t (id int)")
     with capturing.database.connect() as connection, connection.cursor() as cursor:
         cursor.execute("copy t from program 'seq 500'")

@@ -9,6 +9,7 @@ import psycopg2
 import pytest
 from psycopg2.extras import LogicalReplicationConnection
 
+from pgcdc_assets.capture.epoch import renew_epoch
 from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.errors import (
     ConfigurationError,
@@ -19,13 +20,15 @@ from pgcdc_assets.errors import (
     SlotMissing,
     TransientError,
 )
-from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.slots import create_slot, drop_slot
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
+from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.database import Database, create_database, drop_database
+from pgcdc_assets_tests.support.handover import copied_rows
 from pgcdc_assets_tests.support.proxy import TcpProxy
 from pgcdc_assets_tests.support.waits import wait_until
 
@@ -135,8 +138,13 @@ def test_a_missing_slot_is_not_recreated(database: Database, zone: RawZone, slot
 
 @pytest.mark.every_pg
 def test_a_lost_slot_is_reported(database: Database, zone: RawZone, slot: str) -> None:
-    """B11: servers before version 17 report no reason of an invalidation."""
+    """B11: capture and snapshot stop, and a new epoch has what the slot has lost."""
+    capturing = Capturing(database, zone, slot, database.conninfo)
     snapshot_tables(database.settings(), zone, slot, "pub")
+    database.execute("insert into t values (3)")
+    capturing.capture()
+    landed = capturing.rows()
+    database.execute("insert into t values (4); delete from t where id = 1")
     database.execute("alter system set max_slot_wal_keep_size = '1MB'")
     try:
         database.execute("select pg_reload_conf()")
@@ -146,11 +154,25 @@ def test_a_lost_slot_is_reported(database: Database, zone: RawZone, slot: str) -
         database.execute("checkpoint")
         with pytest.raises(SlotLost, match="is lost") as caught:
             snapshot_tables(database.settings(), zone, slot, "pub", [TableName("public", "t")])
-        reason = "wal_removed" if int(database.value("show server_version_num")) >= 170000 else None
-        assert caught.value.invalidation_reason == reason
+        with pytest.raises(SlotLost, match="pgcdc renew"):
+            capturing.capture()
     finally:
         database.execute("alter system reset max_slot_wal_keep_size")
         database.execute("select pg_reload_conf()")
+    # Servers before version 17 report no reason of an invalidation.
+    reason = "wal_removed" if database.server.version >= 17 else None
+    assert caught.value.invalidation_reason == reason
+
+    renewed = renew_epoch(database.settings(), zone, slot, "pub")
+    assert renewed.epoch == 2
+    [report] = snapshot_tables(database.settings(), zone, slot, "pub")
+    source = database.query("select id::text from t order by id")
+    assert sorted(copied_rows(zone, "t", report.snapshot_lsn)) == [list(row) for row in source]
+    database.execute("insert into t values (5)")
+    capturing.capture(LsnWindow.of(2, renewed.start_lsn, capturing.flush_lsn()))
+    rows = capturing.rows()
+    assert rows[:1] == landed
+    assert [(row["epoch"], row["new"]) for row in rows] == [(1, ["3"]), (2, ["5"])]
 
 
 def test_two_concurrent_first_runs_create_one_slot_and_one_epoch(

@@ -192,6 +192,7 @@ def test_an_empty_table_has_a_complete_snapshot(database: Database, zone: RawZon
     assert snapshot_tables(database.settings(), zone, _slot(database), "pub") == []
 
 
+@pytest.mark.every_pg
 def test_an_unreadable_table_does_not_affect_other_tables(
     database: Database, zone: RawZone
 ) -> None:

@@ -37,7 +37,7 @@ def test_a_second_object_on_the_same_folder_finds_the_running_server(
     own_server: EmbeddedServer,
 ) -> None:
     own_server.start()
-    other = EmbeddedServer(own_server.data_dir)
+    other = EmbeddedServer(own_server.data_dir, own_server.version)
     assert other.is_running
     assert other.conninfo() == own_server.conninfo()
 
@@ -46,11 +46,12 @@ def test_two_processes_that_start_at_once_share_one_server(own_server: EmbeddedS
     program = (
         "import sys; from pathlib import Path; "
         "from pgcdc_assets.demo.server import EmbeddedServer; "
-        "print(EmbeddedServer(Path(sys.argv[1])).start().port)"
+        "print(EmbeddedServer(Path(sys.argv[1]), int(sys.argv[2])).start().port)"
     )
     starters = [
         subprocess.Popen(
-            [sys.executable, "-c", program, str(own_server.data_dir)], stdout=subprocess.PIPE
+            [sys.executable, "-c", program, str(own_server.data_dir), str(own_server.version)],
+            stdout=subprocess.PIPE,
         )
         for _ in range(2)
     ]

@@ -6,6 +6,7 @@ import datetime as dt
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ import pytest
 
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.tls_server import tls_fronts
+from pgcdc_assets_tests.support.waits import wait_until
 
 if TYPE_CHECKING:
     from pgcdc_assets.capture.cancellation import CancellationToken
@@ -233,6 +235,21 @@ class Capturing:
         lsn = self.status().confirmed_flush_lsn
         assert lsn is not None
         return lsn
+
+    def last_reply(self) -> float:
+        """Return when the last status packet was sent that the walsender has read; 0 if none."""
+        sent: float = self.database.value(
+            "select coalesce(max(extract(epoch from r.reply_time)), 0)::float8 "
+            "from pg_stat_replication r join pg_replication_slots s on s.active_pid = r.pid "
+            "where s.slot_name = %s",
+            (self.slot,),
+        )
+        return sent
+
+    def wait_for_replies(self, seconds: float) -> None:
+        """Wait until status packets have kept the walsender alive for this time from now on."""
+        end = time.time() + seconds
+        wait_until(lambda: self.last_reply() > end, "status packets to arrive for long enough")
 
 
 @dataclass

@@ -26,7 +26,7 @@ BEATS = TableName("public", "beats")
 def test_a_run_of_dagster_has_the_settings_of_the_source_of_the_file(
     orchestrated: Orchestrated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A12, B16."""
+    """`failover`, `origin`, `messages` and the heartbeat table, by their effects."""
     database = orchestrated.database
     monkeypatch.setenv("PGCDC_DSN", database.conninfo)
     database.execute(create_table_sql(BEATS))

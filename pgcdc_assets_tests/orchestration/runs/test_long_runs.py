@@ -20,14 +20,16 @@ from pgcdc_assets.orchestration.checks.invariants import INVARIANTS
 from pgcdc_assets.orchestration.checks.raw import WINDOW_CHECKS
 from pgcdc_assets.orchestration.runs import long_runs as module
 from pgcdc_assets.orchestration.runs.long_runs import SECONDS_TAG
-from pgcdc_assets.policies import StreamPolicy
+from pgcdc_assets.policies import HeartbeatPolicy, StreamPolicy
 from pgcdc_assets.postgres.connection import query_connection
+from pgcdc_assets.postgres.slots import read_slot_status
 from pgcdc_assets.postgres.wal import read_current_lsn
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.session import own_session
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.verify import compare_table
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
+from pgcdc_assets_tests.support.database import create_database, drop_database
 from pgcdc_assets_tests.support.orchestration.long_runs import (
     asked,
     checked,
@@ -88,7 +90,7 @@ def test_a_capture_lands_changes_that_are_committed_during_its_run(
 
 @pytest.mark.sampled
 def test_a_busy_server_opens_windows_for_changes_only(continuing: Orchestrated) -> None:
-    """A12: without changes there is one window each `max_empty_seconds`, and a change is landed."""
+    """Writes to another table open no window before `max_empty_seconds`, and a change opens one."""
     windows = replace(continuing.capture.windows, max_empty_seconds=1000, run_seconds=20)
     location = Orchestrated(
         continuing.database,
@@ -117,6 +119,57 @@ def test_a_busy_server_opens_windows_for_changes_only(continuing: Orchestrated) 
     summaries = location.zone.changes.windows(1)
     assert sum(summary.count_changes([TableName("public", "b")]) for summary in summaries) == 4
     assert 4 <= len(summaries) <= 5
+
+
+@pytest.mark.sampled
+def test_a_long_run_frees_the_wal_of_a_busy_other_database(
+    continuing: Orchestrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A12: with heartbeats, there is one window each `max_empty_seconds`."""
+    monkeypatch.setattr(module, "HANDOVER_SECONDS", 0.0)
+    windows = replace(continuing.capture.windows, max_empty_seconds=1, run_seconds=6)
+    location = Orchestrated(
+        continuing.database,
+        continuing.lake,
+        continuing.instance,
+        replace(continuing.capture, windows=windows, heartbeat=HeartbeatPolicy(seconds=1)),
+    )
+    other = create_database(location.database.server)
+    kept: list[tuple[list[LsnWindow], Lsn]] = []
+
+    def landed() -> list[LsnWindow]:
+        return [summary.window for summary in location.zone.changes.windows(1)]
+
+    def work_elsewhere() -> None:
+        wait_until(lambda: bool(landed()), "the first window")
+        began = time.monotonic()
+        while time.monotonic() < began + 4:
+            other.execute("insert into busy select generate_series(1, 10000)")
+            # A checkpoint logs the running transactions, which lets `restart_lsn` move.
+            other.execute("checkpoint")
+            known = landed()
+            with query_connection(location.database.settings(), "test") as conn:
+                status = read_slot_status(conn, location.capture.slot)
+            assert status is not None and status.restart_lsn is not None
+            kept.append((known, status.restart_lsn))
+            time.sleep(0.1)
+
+    try:
+        other.execute("create table busy (id int)")
+        (request,) = location.tick("lag").run_requests
+        with running_beside(work_elsewhere):
+            assert location.execute(request, "capture").success
+    finally:
+        drop_database(other)
+    summaries = location.zone.changes.windows(1)
+    assert 4 <= len(summaries) <= 8
+    heartbeats = [summary.counts.get("(messages)", {}).get("M", 0) for summary in summaries]
+    assert sum(heartbeats) >= 3
+    assert all(summary.counts.keys() <= {"(messages)"} for summary in summaries)
+    # The newest window may not be confirmed yet, and a window has a checkpoint or more.
+    assert all(restart >= known[-3].start for known, restart in kept if len(known) >= 3)
+    written = kept[-1][0][-1].end - kept[0][0][0].start
+    assert written > 5_000_000
 
 
 @pytest.mark.sampled

@@ -12,11 +12,13 @@ from psycopg2.extras import LogicalReplicationConnection
 
 from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
 from pgcdc_assets.errors import ConfigurationError, ConnectionLost
-from pgcdc_assets.postgres.connection import ConnectionSettings
+from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.preflight.run import raise_errors
-from pgcdc_assets.postgres.slots import create_slot
+from pgcdc_assets.postgres.slots import create_slot, read_slot_status
 from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.handover import streamed_changes
 from pgcdc_assets_tests.support.preflight import findings_of, problems_in, settings_as
+from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = pytest.mark.postgres
 
@@ -229,3 +231,39 @@ def test_a_transaction_that_delays_the_slots_creation_is_a_warning(database: Dat
         cursor.execute("insert into t values (1)")
         problem = problems_in(findings_of(database.settings()))["open_transaction", None]
         assert f"process {conn.info.backend_pid}" in problem
+
+
+@pytest.mark.every_pg
+def test_a_slot_above_the_limit_of_kept_wal_is_a_warning_before_it_is_lost(
+    database: Database,
+) -> None:
+    """B12: the server may still write less and less WAL, and the slot still has its changes."""
+    database.execute("create table t (id int primary key); create publication pub for table t")
+    slot, settings = f"s_{database.name}", database.settings()
+    with create_slot(settings, slot):
+        pass
+    database.execute("insert into t values (1)")
+    left, problems = [], []
+    database.execute("alter system set max_slot_wal_keep_size = '16MB'")
+    try:
+        database.value("select pg_reload_conf()")
+        wait_until(
+            lambda: database.value("show max_slot_wal_keep_size") == "16MB", "the limit of kept WAL"
+        )
+        for _ in range(4):
+            problems.append(problems_in(findings_of(settings, slot=slot)))
+            with query_connection(settings, "test") as conn:
+                status = read_slot_status(conn, slot)
+            assert status is not None and status.safe_wal_size is not None
+            left.append(status.safe_wal_size)
+            database.execute("insert into t values (2); delete from t where id = 2")
+            database.value("select pg_switch_wal()")
+    finally:
+        database.execute("alter system reset max_slot_wal_keep_size")
+        database.value("select pg_reload_conf()")
+    assert left == sorted(left, reverse=True) and left[0] > 0 >= left[-1]
+    assert problems[0] == {}
+    problem = problems[-1]["slot", None]
+    assert problem.startswith(f"warning: Replication slot {slot} is unreserved")
+    assert "Run the capture now, or raise max_slot_wal_keep_size" in problem
+    assert [change.op for change in streamed_changes(database, slot)] == ["I", *"ID" * 4]

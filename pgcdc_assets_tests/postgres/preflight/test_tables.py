@@ -30,6 +30,7 @@ def test_an_empty_publication_is_an_error(database: Database) -> None:
     assert "has no tables" in problems_in(findings_of(database.settings()))["publication", None]
 
 
+@pytest.mark.every_pg
 def test_a_publication_of_inserts_only_is_a_warning(database: Database) -> None:
     """B10."""
     database.execute(
@@ -44,6 +45,7 @@ def test_a_publication_of_inserts_only_is_a_warning(database: Database) -> None:
     }
 
 
+@pytest.mark.every_pg
 def test_row_level_security_is_an_error(database: Database, role: str) -> None:
     """B13."""
     database.execute(
@@ -60,6 +62,7 @@ def test_row_level_security_is_an_error(database: Database, role: str) -> None:
     assert problems_in(findings_of(settings_as(database, role))) == {}
 
 
+@pytest.mark.every_pg
 def test_only_the_unreadable_table_is_an_error(database: Database, role: str) -> None:
     """B14."""
     for n in range(3):
