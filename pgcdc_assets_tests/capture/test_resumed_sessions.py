@@ -94,9 +94,11 @@ def test_a_session_resumes_a_connection_that_has_fallen_silent(
         known = proxy.connection_count
         wait_until(lambda: passed.count(failpoints.MID_STREAM) >= 5, "rows of the window")
         proxy.stall()
-        wait_until(lambda: proxy.connection_count > known, "a new connection")
-        proxy.throttle(None)
-        proxy.resume()
+        try:
+            wait_until(lambda: proxy.connection_count > known, "a new connection")
+        finally:
+            proxy.throttle(None)
+            proxy.resume()
 
     through = capturing.through(proxy.conninfo(capturing.conninfo))
     stream = StreamSettings(silence_seconds=1, wire=WireSettings(batch_bytes=64 * 1024))
