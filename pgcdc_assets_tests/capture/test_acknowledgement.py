@@ -86,7 +86,7 @@ def test_a_slow_client_acknowledges_only_landed_transactions(
         assert rows[0]["new"][0] == "1"
         assert rows[3000]["new"][0] == "20"
         # The test reads no further batch, so first the queue and then the socket fill up.
-        slow.wait_for_replies(5)
+        slow.wait_for_replies(4)
         assert slow.confirmed() == landed.end
     slow.capture(LsnWindow.of(1, landed.end, end))
 
