@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from pgcdc_assets.catalog_policy import CatalogPolicy
@@ -37,8 +37,6 @@ from pgcdc_assets.type_setting import parse_types
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 _SLOT = re.compile(r"[a-z0-9_]{1,63}")
-
-_SETTINGS = ("key", "scd", "tracked", "soft_deletes", "without_key", *DEFAULT_POLICIES, "types")
 
 
 @dataclass(frozen=True)
@@ -120,70 +118,63 @@ class CdcTable:
         return replace(self, scd=tuple(sorted(scds)))
 
     @classmethod
-    def of_fields(cls, fields: Mapping[str, Any]) -> CdcTable:
+    def of_fields(cls, given: Mapping[str, Any]) -> CdcTable:
         """Return the table with these fields, which have lists in place of tuples, as in JSON."""
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
-            for name, value in fields.items()
+            for name, value in given.items()
         }
         return cls(**values)
 
     @classmethod
-    def parse(
-        cls,
-        name: str,
-        scd: Sequence[int] = (1,),
-        key: Sequence[str] | None = None,
-        tracked: Sequence[str] | None = None,
-        soft_deletes: bool = False,
-        without_key: str = "bag",
-        on_schema_change: str | None = None,
-        on_poisoned_row: str | None = None,
-        types: Mapping[str, str] | None = None,
-        on_detached_partition: str | None = None,
-    ) -> CdcTable:
+    def parse(cls, name: str, scd: Sequence[int] = (1,), **settings: Any) -> CdcTable:
         """Return the settings of a table after a check. See `TableName.parse` for the name.
+
+        Args:
+            settings: further fields of the class.
 
         Raises:
             ConfigurationError: the name or a value is invalid, or a setting requires an SCD type
                 that is not kept.
         """
         parsed = TableName.parse(name)
+        types = parse_types(name, settings.get("types") or {})
+        given = {**settings, "scd": list(scd), "types": types}
+        table = cls.of_fields({"schema": parsed.schema, "table": parsed.table, **given})
+        table._check(f"Table {name}")
+        return table
+
+    def _check(self, where: str) -> None:
+        scd = list(self.scd)
         if set(scd) - {1, 2} or not scd or len(set(scd)) < len(scd):
             raise ConfigurationError(
-                reason=f"Table {name}: scd is {list(scd)}, but must be [1] (the current image), "
+                reason=f"{where}: scd is {scd}, but must be [1] (the current image), "
                 "[2] (the history) or [1, 2]"
             )
-        if tracked is not None and (2 not in scd or not tracked):
+        for setting in ("key", "tracked"):
+            columns = getattr(self, setting)
+            if columns is not None and not isinstance(columns, tuple):
+                raise ConfigurationError(
+                    reason=f"{where}: {setting} is {columns!r}, but must be a list of columns"
+                )
+        if self.tracked is not None and (2 not in scd or not self.tracked):
             raise ConfigurationError(
-                reason=f"Table {name}: tracked lists the columns whose change opens a version. "
+                reason=f"{where}: tracked lists the columns whose change opens a version. "
                 "Name at least one column, and include 2 in scd"
             )
-        if not isinstance(soft_deletes, bool) or (soft_deletes and 1 not in scd):
+        if not isinstance(self.soft_deletes, bool) or (self.soft_deletes and 1 not in scd):
             raise ConfigurationError(
-                reason=f"Table {name}: soft_deletes must be true or false, and true requires 1 in "
-                "scd"
+                reason=f"{where}: soft_deletes must be true or false, and true requires 1 in scd"
             )
-        if without_key not in ("bag", "log"):
+        if self.without_key not in ("bag", "log"):
             raise ConfigurationError(
-                reason=f"Table {name}: without_key is {without_key!r}, but must be bag (the rows "
+                reason=f"{where}: without_key is {self.without_key!r}, but must be bag (the rows "
                 "with duplicates) or log (the changes in commit order)"
             )
-        table = cls(
-            parsed.schema,
-            parsed.table,
-            tuple(scd),
-            tuple(key) if key is not None else None,
-            tuple(tracked) if tracked is not None else None,
-            soft_deletes,
-            without_key,
-            on_schema_change,
-            on_poisoned_row,
-            parse_types(name, types or {}),
-            on_detached_partition,
-        )
-        check_policies(table, f"Table {name}")
-        return table
+        check_policies(self, where)
+
+
+_SETTINGS = tuple(each.name for each in fields(CdcTable) if each.name not in ("schema", "table"))
 
 
 @dataclass(frozen=True)
@@ -290,8 +281,12 @@ class CdcCapture:
             object.__setattr__(self, "tables", tuple(map(self._with_policies, self.tables)))
 
     def _check_selected(self, selection: TableSelection) -> None:
-        options = (selection.scd, None, None, selection.soft_deletes, selection.without_key)
-        CdcTable.parse("all_tables.*", *options)
+        CdcTable.parse(
+            "all_tables.*",
+            selection.scd,
+            soft_deletes=selection.soft_deletes,
+            without_key=selection.without_key,
+        )
         for table in self.tables:
             reason = selection.find_reason(table.name)
             if reason is not None:

@@ -16,7 +16,7 @@ import pytest
 from benchmarks import results
 from benchmarks.benchmark import BENCHMARKS
 from benchmarks.environment import describe_machine, find_commit
-from benchmarks.page import PAGE, README, generate
+from benchmarks.page import PAGE, README, SUMMARY, generate
 from benchmarks.processes import CommandFailedError, run_measured
 from benchmarks.results import FIRST, Result, entry_of, read_entries, save
 from benchmarks.soak_samples import growth
@@ -61,6 +61,15 @@ def test_the_page_has_a_table_for_every_benchmark() -> None:
     text = PAGE.read_text()
     assert [name for name in BENCHMARKS if f"<!-- results: {name} -->" not in text] == []
     assert [name for name in BENCHMARKS if f"ONLY={name}`" not in text] == []
+
+
+def test_the_readme_has_every_result_that_exceeds_its_limit() -> None:
+    exceeding = {
+        entry["name"]
+        for entry in read_entries()
+        if "limit" in entry["unit"] and entry["ratio"] is not None and entry["ratio"] > 1
+    }
+    assert exceeding - {name for name, _, _ in SUMMARY} == set()
 
 
 def test_every_entry_has_all_fields_and_its_circumstances_with_a_date() -> None:

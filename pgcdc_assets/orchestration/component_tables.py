@@ -56,18 +56,7 @@ class TableModel(dg.Model, Resolvable):
 
     def table(self) -> CdcTable:
         """Check the settings."""
-        return CdcTable.parse(
-            self.name,
-            self.scd,
-            self.key,
-            self.tracked,
-            self.soft_deletes,
-            self.without_key,
-            self.on_schema_change,
-            self.on_poisoned_row,
-            self.types,
-            self.on_detached_partition,
-        )
+        return CdcTable.parse(**dict(self))
 
 
 class AllTablesModel(dg.Model, Resolvable):

@@ -57,7 +57,10 @@ def test_the_rows_are_exact_for_any_cut_into_windows_and_runs(
     )
     assert report.row_count == len(expected.open)
     assert bool(merges_by_spark(report.path)) == is_by_spark
-    assert report.rows_rescued == sum(map(_is_rescued, expected.open.values())) or pieces != (1, 1)
+    rescued = sum(map(_is_rescued, expected.open.values()))
+    assert sum(1 for row in found if row["_rescued"]) == rescued
+    # The report counts the rows of the last run only.
+    assert report.rows_rescued == rescued if pieces[1] == 1 else report.rows_rescued <= rescued
 
 
 def _is_rescued(version: Version) -> bool:

@@ -44,7 +44,7 @@ class StoreMerges:
         return [tuple(row) for row in self._ask("contents", race)]
 
     def maintain(self, race: str) -> int:
-        """Compact the table, and delete files; return the number of compacted files."""
+        """Compact the table, and delete files; return the number of files that are left."""
         return int(self._ask("maintain", race))
 
     def _ask(self, *words: str) -> Any:
@@ -81,7 +81,7 @@ def _serve(uri: str, name: str) -> None:
         if what == "contents":
             return race.contents(spark, path)
         if what == "maintain":
-            return maintain_table(spark, lake, path, 0.0).files_before
+            return maintain_table(spark, lake, path, 0.0).files_after
         (report,) = merge_tables(spark, zone, [target], LsnWindow.parse(window))
         if isinstance(report, MergeFailure):
             return f"{type(report.error).__name__}: {report.error}"
