@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 from pgcdc_assets.errors import ProtocolError
@@ -29,9 +30,8 @@ def keep_malformed(
         folder: the folder; None: nothing is written.
     """
     start = "" if error.start is None else f", {error.start} bytes into its batch"
-    facts = {**error.facts, "reason": f"{error.reason} (window {window.key}{start})"}
-    facts["reason"] += _keep(batch, window, slot, folder)
-    return ProtocolError(**facts)
+    reason = f"{error.reason} (window {window.key}{start})"
+    return replace(error, reason=reason + _keep(batch, window, slot, folder))
 
 
 def _keep(batch: MessageBatch, window: LsnWindow, slot: str, folder: str | None) -> str:

@@ -44,14 +44,13 @@ class Doubt:
 
     def error(self, table: TableName) -> SchemaChangeError:
         """Return the error of a merge that would begin at the LSN, which is a fact of the error."""
-        facts = {"change": SchemaChange.KEY_CHANGED} if self.key else {}
         return SchemaChangeError(
             relation=str(table),
             column=", ".join(self.key) or "(all)",
             reason=self.reason,
             lsn=self.lsn,
             relation_id=self.relation_id,
-            **facts,
+            change=SchemaChange.KEY_CHANGED if self.key else None,
         )
 
 

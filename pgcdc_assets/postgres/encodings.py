@@ -31,6 +31,8 @@ class TextNotConvertible(TransientError):
         "Run it again: the texts are then received as stored, and converted after that."
     )
 
+    slot: str
+
 
 def stored_encoding(conn: Connection) -> StoredEncoding | None:
     """Return the encoding of a connection's database; None if the server converts no text.

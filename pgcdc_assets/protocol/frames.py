@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import field
 from typing import NamedTuple
 
 import numpy as np
@@ -72,7 +73,7 @@ class FramingError(ProtocolError):
         received: the bytes that were read and not handed on, which hold values of rows.
     """
 
-    received: bytes = b""
+    received: bytes = field(default=b"", init=False)
 
 
 class Frames(NamedTuple):

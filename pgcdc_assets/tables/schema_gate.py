@@ -179,9 +179,9 @@ def record_unforeseen(
         The new event; None if there is no such version.
     """
     is_new_table = error.column == ALL_COLUMNS
-    change = error.facts.get("change", SchemaChange.TYPE_CHANGED)
+    change = SchemaChange(error.change or SchemaChange.TYPE_CHANGED)
     found: list[tuple[Lsn, int, str]] = []
-    if "lsn" in error.facts:
+    if error.lsn is not None and error.relation_id is not None:
         found.append((error.lsn, error.relation_id, error.reason))
     else:
         earlier = Counter(

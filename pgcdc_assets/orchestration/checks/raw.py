@@ -157,7 +157,7 @@ def rows_missing(raw: dg.AssetKey, error: WindowUnavailable) -> dg.AssetCheckRes
         asset_key=raw,
         check_name=COUNTED_AS_DECODED,
         passed=False,
-        metadata={"window": error.facts["window"], "reason": error.facts["reason"]},
+        metadata={"window": error.window, "reason": error.reason},
     )
 
 

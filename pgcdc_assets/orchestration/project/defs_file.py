@@ -239,7 +239,7 @@ class _File:
             return build()
         except ConfigurationError as error:
             sentence = str(error)
-            words = [error.facts.get("setting", ""), *re.findall(r"\w+", sentence)]
+            words = [error.setting, *re.findall(r"\w+", sentence)]
             at = next((settings[word] for word in words if word in settings), node)
             self.fail(at, sentence)
 

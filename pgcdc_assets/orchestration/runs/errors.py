@@ -22,7 +22,17 @@ _WORST_FIRST = [
 
 
 class FailedRun(PgcdcError):
-    """An error that was read from a run's events: its sentence and its exit status."""
+    """An error that was read from a run's events: its sentence and its exit status.
+
+    Attributes:
+        relation: the table of the error; empty: unknown, or several.
+        run_id: the run.
+        kind: name of the class of the error in the run.
+    """
+
+    relation: str = ""
+    run_id: str = ""
+    kind: str = ""
 
     @classmethod
     def of(cls, kind: type[PgcdcError], sentence: str, run_id: str) -> PgcdcError:
@@ -33,8 +43,8 @@ class FailedRun(PgcdcError):
 
     @classmethod
     def like(cls, other: PgcdcError, sentence: str) -> PgcdcError:
-        """Return an error with the facts and the exit status of another error."""
-        error = cls(**{**other.facts, "reason": sentence})
+        """Return an error with the table and the exit status of another error."""
+        error = cls(reason=sentence, relation=str(other.facts.get("relation") or ""))
         error.__dict__["exit_status"] = other.exit_status
         return error
 

@@ -1,0 +1,184 @@
+"""The base of the errors, one class for each action that an error requires, and general errors."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Self, dataclass_transform
+
+UNKNOWN_CAPTURE = "NAME"
+
+
+def resnapshot_remedy(capture: str, *tables: str) -> str:
+    """Return the remedy "take a new snapshot" for some tables, or for all tables by default."""
+    return f"Take a new snapshot with: {shlex.join(['pgcdc', 'resnapshot', capture, *tables])}"
+
+
+def renewal_command(capture: str) -> str:
+    """Return the command that begins a new epoch."""
+    name = () if capture == UNKNOWN_CAPTURE else ("--name", capture)
+    return shlex.join(["pgcdc", "renew", *name])
+
+
+@dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
+@dataclass(kw_only=True, eq=False, repr=False)
+class PgcdcError(Exception):
+    """The base of the package's errors. Each subclass becomes a dataclass.
+
+    Attributes:
+        exit_status: exit status of `pgcdc` after this error.
+        message: format string over the attributes of the error.
+        reason: what is wrong, and the remedy; empty if the message of the class says it.
+    """
+
+    exit_status: ClassVar[int] = 1
+    message: ClassVar[str] = "{reason}"
+
+    reason: str = ""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        dataclass(kw_only=True, eq=False, repr=False)(cls)
+
+    def __post_init__(self) -> None:
+        super().__init__(self.message.format_map(_Attributes(self)))
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """The arguments of the constructor, by name."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+
+    def in_capture(self, capture: str) -> Self:
+        """Return the error with the capture's name in its remedy.
+
+        The code that raises an error about a table does not know the table's capture.
+        """
+        if self.facts.get("capture") != UNKNOWN_CAPTURE:
+            return self
+        named = replace(self, capture=capture)
+        named.__cause__ = self.__cause__
+        return named.with_traceback(self.__traceback__)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.facts)
+
+
+class _Attributes(dict[str, Any]):
+    """The attributes of an error, for a format string."""
+
+    def __init__(self, error: PgcdcError) -> None:
+        self._error = error
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(self._error, name)
+
+
+def _rebuild(kind: type[PgcdcError], facts: Mapping[str, Any]) -> PgcdcError:
+    return kind(**facts)
+
+
+class ConfigurationError(PgcdcError):
+    """A setting, a privilege or a server parameter is wrong. A retry fails again.
+
+    Attributes:
+        setting: name of the setting; empty: unknown.
+    """
+
+    exit_status = 2
+
+    setting: str = ""
+
+
+class TransientError(PgcdcError):
+    """A temporary problem. A retry may succeed."""
+
+    exit_status = 3
+
+
+class ConnectionLost(TransientError):
+    """The connection was lost, or the server did not answer in time."""
+
+    message = (
+        "Lost the connection to {server} while {doing}: {reason}. Nothing un-landed was "
+        "confirmed; run it again."
+    )
+
+    server: str
+    doing: str
+
+
+class DefiniteError(PgcdcError):
+    """Continuing would lose or falsify data: the operator has to act."""
+
+    exit_status = 4
+
+
+class SnapshotError(DefiniteError):
+    """An error that a new snapshot corrects.
+
+    Attributes:
+        about: name of the attribute with the table's name; None: all tables of the capture.
+    """
+
+    about: ClassVar[str | None] = "table"
+
+    capture: str = UNKNOWN_CAPTURE
+
+    @property
+    def remedy(self) -> str:
+        """The command that takes the snapshot."""
+        tables = () if self.about is None else (getattr(self, self.about),)
+        return resnapshot_remedy(self.capture, *tables)
+
+
+class ProtocolError(DefiniteError):
+    """A message does not follow the replication protocol or pgoutput's message formats.
+
+    Attributes:
+        relation: name or OID of the table; None: unknown.
+        commit_lsn: LSN of the transaction; None: unknown.
+        start: offset of the message in its batch; None: unknown.
+        message_type: type of the message.
+        offset: offset of the malformed field in the message.
+        reason: the problem.
+    """
+
+    message = (
+        "Malformed replication message of type {message_type} at byte {offset}{place}: {reason}. "
+        "Nothing of this window was landed. Check that the slot's plugin is pgoutput and that "
+        "nothing alters the connection's bytes."
+    )
+
+    message_type: str
+    offset: int
+    relation: str | int | None = None
+    commit_lsn: int | None = None
+    start: int | None = None
+
+    @property
+    def place(self) -> str:
+        """The table and the transaction, as far as they are known, in brackets."""
+        named = [f"table {self.relation}"] if self.relation is not None else []
+        if self.commit_lsn is not None:
+            named.append(f"transaction committed at {self.commit_lsn}")
+        return f" ({', '.join(named)})" if named else ""
+
+    def at(self, start: int) -> ProtocolError:
+        """Return the error with the offset of its message in the batch."""
+        return replace(self, start=start)
+
+    def of(self, relation: str | int | None, commit_lsn: int | None) -> ProtocolError:
+        """Return the error with the table and the transaction of its message."""
+        return replace(self, relation=relation, commit_lsn=commit_lsn)
+
+
+class CaptureCancelled(PgcdcError):
+    """The caller of a capture cancelled the capture by its token."""
+
+    exit_status = 130
+    message = "The capture was cancelled. Nothing un-landed was confirmed; the next run continues."
+
+
+class DifferenceFound(PgcdcError):
+    """Source and target hold different contents."""

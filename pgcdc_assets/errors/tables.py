@@ -1,0 +1,153 @@
+"""Errors about tables: of the source, of the raw zone, and SCD tables."""
+
+from __future__ import annotations
+
+from pgcdc_assets.errors.base import (
+    UNKNOWN_CAPTURE,
+    DefiniteError,
+    SnapshotError,
+    TransientError,
+    resnapshot_remedy,
+)
+from pgcdc_assets.lsn import Lsn
+
+
+class SnapshotEnded(TransientError):
+    """The server ended a snapshot, or canceled a statement that read in it."""
+
+
+class TableChanged(TransientError):
+    """A table or its publication was altered between the exported snapshot and the copy."""
+
+    message = (
+        "Table {relation} was altered after the snapshot, or its entry in the publication was. "
+        "Nothing of this copy was kept; run it again."
+    )
+
+    relation: str
+
+
+class WindowUnavailable(SnapshotError):
+    """A window was confirmed to Postgres, but its rows are missing from the raw zone.
+
+    Attributes:
+        window: the window's key.
+        confirmed_flush_lsn: a lower bound of the slot's position.
+    """
+
+    about = None
+
+    message = (
+        "Window {window} cannot be captured again: the slot is at {confirmed_flush_lsn} or "
+        "beyond, and {reason}. {remedy}"
+    )
+
+    window: str
+    confirmed_flush_lsn: Lsn
+
+
+class RawExpired(DefiniteError):
+    """Retention has removed requested windows of the raw zone."""
+
+    message = (
+        "{what} needs windows that retention has removed: the oldest LSN that the raw zone retains "
+        "is {floor}. {remedy}"
+    )
+
+    what: str
+    floor: Lsn
+    remedy: str = ""
+    capture: str = UNKNOWN_CAPTURE
+
+    def __post_init__(self) -> None:
+        if self.remedy in ("", resnapshot_remedy(UNKNOWN_CAPTURE)):
+            self.remedy = resnapshot_remedy(self.capture)
+        super().__post_init__()
+
+
+class ReplicaIdentityError(DefiniteError):
+    """A table's replica identity does not allow the requested operation."""
+
+    message = "Table {relation} has replica identity {identity}: {reason}. Change it with: {remedy}"
+
+    relation: str
+    identity: str
+    remedy: str
+
+
+class SchemaChangeError(SnapshotError):
+    """A change of a table's columns cannot be replayed from the stream.
+
+    Attributes:
+        lsn: the first change that cannot be replayed; None: unknown.
+        relation_id: OID of the relation; None: unknown.
+        change: name of the kind of change; None: unknown.
+    """
+
+    about = "relation"
+    message = "Table {relation}, column {column}: {reason}. {remedy}"
+
+    relation: str
+    column: str
+    lsn: Lsn | None = None
+    relation_id: int | None = None
+    change: str | None = None
+
+
+class TableMoved(SnapshotError):
+    """A declared table was dropped or unpublished, or another table has its name."""
+
+    about = "relation"
+    message = (
+        "Table {relation} {reason}, so its SCD tables do not follow the declared name. Restore the "
+        "name and its entry in the publication, or declare the other table. {remedy}"
+    )
+
+    relation: str
+
+
+class RawZoneError(DefiniteError):
+    """The raw zone is inconsistent, or does not match the slot."""
+
+    message = "Raw zone {raw_zone}: {reason}"
+
+    raw_zone: str
+
+
+class TableDamaged(DefiniteError):
+    """An SCD table's log or files are damaged."""
+
+    message = (
+        "The Delta table {path} cannot be read: {reason}. Rebuild the table from the raw zone "
+        "with: pgcdc rebuild {capture}"
+    )
+
+    path: str
+    capture: str = UNKNOWN_CAPTURE
+
+
+class MergeConflict(DefiniteError):
+    """A table cannot be merged as requested."""
+
+    message = "Table {table} cannot be merged: {reason}"
+
+    table: str
+
+
+class SnapshotNeeded(SnapshotError, MergeConflict):
+    """A table cannot be merged before a new snapshot."""
+
+    message = "Table {table} cannot be merged: {reason}. {remedy}"
+
+
+class WatermarkGap(SnapshotError):
+    """Windows between a table's watermark and a requested window are missing from the raw zone."""
+
+    message = (
+        "Table {table} is merged through {expected}, but the raw zone continues at {found}: the "
+        "windows in between were removed by retention or never captured. {remedy}"
+    )
+
+    table: str
+    expected: Lsn
+    found: Lsn
