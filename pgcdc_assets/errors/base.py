@@ -56,7 +56,7 @@ class PgcdcError(Exception):
         """
         if self.facts.get("capture") != UNKNOWN_CAPTURE:
             return self
-        named = replace(self, capture=capture)
+        named = type(self)(**{**self.facts, "capture": capture})
         named.__cause__ = self.__cause__
         return named.with_traceback(self.__traceback__)
 

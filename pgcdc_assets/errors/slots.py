@@ -17,13 +17,30 @@ class SlotBusy(TransientError):
     """Another process reads the slot, or holds the lease of the slot."""
 
     message = (
-        "Replication slot {slot} is in use by process {active_pid} ({application_name}). Wait "
-        "until the process ends, or end it with: select pg_terminate_backend({active_pid})"
+        "Replication slot {slot} is in use by {holder}. Wait until the process ends, or end it "
+        "with: {statement}"
     )
 
     slot: str
-    active_pid: int | None
-    application_name: str
+    active_pid: int | None = None
+    application_name: str | None = None
+
+    @property
+    def holder(self) -> str:
+        """The process, as far as it is known."""
+        if self.active_pid is None:
+            return "another process"
+        return f"process {self.active_pid} ({self.application_name or 'without a name'})"
+
+    @property
+    def statement(self) -> str:
+        """The statement that ends the process."""
+        if self.active_pid is not None:
+            return f"select pg_terminate_backend({self.active_pid})"
+        return (
+            "select pg_terminate_backend(active_pid) from pg_replication_slots "
+            f"where slot_name = '{self.slot}'"
+        )
 
 
 class SlotUnusable(DefiniteError):
@@ -94,7 +111,7 @@ class SlotMissing(SlotUnusable):
     )
 
     raw_zone: str
-    captured_through: Lsn
+    captured_through: Lsn | None
 
 
 class SlotAdvanced(SlotUnusable):

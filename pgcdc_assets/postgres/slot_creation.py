@@ -141,7 +141,7 @@ def enable_failover(settings: ConnectionSettings, slot: str) -> None:
         try:
             cursor.execute(f"ALTER_REPLICATION_SLOT {_quoted_slot(slot)} (FAILOVER)")
         except ObjectInUse as error:
-            raise SlotBusy(slot=slot, active_pid="?", application_name="unknown") from error
+            raise SlotBusy(slot=slot) from error
         except psycopg2.Error as error:
             failure = statement_failure(server, f"setting failover of slot {slot}", error)
             raise failure or ConfigurationError(

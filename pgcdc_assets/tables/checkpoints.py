@@ -1,7 +1,13 @@
-"""Checkpoints of the versions of an SCD table that delta-rs writes."""
+"""Checkpoints of the versions of an SCD table that delta-rs writes.
+
+A hundred tables that are merged together have nearly the same versions. If all wrote their
+checkpoints at every tenth version, every tenth merge would take some seconds longer. So the path of
+a table determines at which of ten versions it writes its checkpoint.
+"""
 
 from __future__ import annotations
 
+import zlib
 from contextlib import suppress
 
 from deltalake import DeltaTable
@@ -19,17 +25,25 @@ _DEFAULT_INTERVAL = 10
 _LAST_CHECKPOINT = f"{FOLDER}/_last_checkpoint"
 
 
-def keep_checkpoints(lake: Lake, path: str, before: DeltaTable) -> None:
-    """Write the checkpoint of a version that delta-rs wrote.
+def is_due(path: str, version: int, interval: int) -> bool:
+    """Return whether a table writes the checkpoint of a version, one of `interval` versions."""
+    return (version + zlib.crc32(path.encode())) % interval == 0
+
+
+def keep_checkpoints(lake: Lake, path: str, before: DeltaTable, *, commits: int = 1) -> None:
+    """Write the checkpoint of a version that delta-rs wrote, if it is due.
 
     Spark writes a checkpoint at every tenth version, if the version is its own commit. If merges
-    write odd versions and watermarks even versions, Spark never writes a checkpoint.
+    write odd versions and watermarks even versions, Spark never writes a checkpoint, so the
+    watermark's commit writes the checkpoint that is due at one of both.
 
     Args:
         before: the table before the version was written.
+        commits: number of commits of the merge, the last of which is by delta-rs.
     """
     interval = int(before.metadata().configuration.get(_INTERVAL, _DEFAULT_INTERVAL))
-    if (before.version() + 1) % interval:
+    version = before.version() + 1
+    if not any(is_due(path, version - number, interval) for number in range(commits)):
         return
     with suppress(DeltaError, OSError):
         table = open_delta_table(lake, path)

@@ -281,7 +281,7 @@ def _record_watermark(zone: RawZone, path: str, table: DeltaTable) -> DeltaTable
             continue
         except (DeltaError, OSError):
             break
-        keep_checkpoints(zone.lake, path, table)
+        keep_checkpoints(zone.lake, path, table, commits=2)
         with explain_read_errors(path):
             table.update_incremental()
         break

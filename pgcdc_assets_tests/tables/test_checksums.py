@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.raw.files import filesystem, write_file
 from pgcdc_assets.raw.lake import Lake
-from pgcdc_assets.tables.checkpoints import keep_checkpoints
+from pgcdc_assets.tables.checkpoints import is_due, keep_checkpoints
 from pgcdc_assets.tables.checksums import (
     checksum_path,
     delete_checksums_of_log,
@@ -42,23 +42,43 @@ def test_spark_can_read_a_checkpoint_of_delta_rs_after_its_own(
     last = path / "_delta_log" / "_last_checkpoint"
     checksum = Path(checksum_path(str(last)))
     assert checksum.exists()
-    for _ in range(9):
+    for _ in range(10):
+        before = DeltaTable(str(path))
         append(path)
-    before = DeltaTable(str(path))
-    append(path)
-    keep_checkpoints(lake, str(path), before)
-    assert '"version":20' in last.read_text()
+        is_removed = not checksum.exists()
+        keep_checkpoints(lake, str(path), before)
+        is_written = is_due(str(path), before.version() + 1, 10)
+        assert checksum.exists() == (not is_written and not is_removed)
+        if is_written:
+            assert f'"version":{before.version() + 1}' in last.read_text()
     assert not checksum.exists()
     assert spark.read.format("delta").load(str(path)).count() == 21
 
 
-def test_a_version_between_two_checkpoints_keeps_the_checksum(lake: Lake, path: Path) -> None:
-    for _ in range(3):
+def test_the_tables_of_one_merge_write_checkpoints_in_different_merges() -> None:
+    paths = [f"/lake/shop/scd1/public/orders_{number}" for number in range(100)]
+    due = [[path for path in paths if is_due(path, version, 10)] for version in range(40, 50)]
+    assert sorted(path for each in due for path in each) == sorted(paths)
+    assert max(map(len, due)) < 20
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_merge_of_two_commits_writes_the_checkpoint_of_either(
+    lake: Lake, path: Path, first: int
+) -> None:
+    """The first commit is by Spark, so only every second version is looked at."""
+    append(path)
+    for _ in range(first):
         append(path)
-    checksum = path / "_delta_log" / "._last_checkpoint.crc"
-    checksum.touch()
-    keep_checkpoints(lake, str(path), DeltaTable(str(path)))
-    assert checksum.exists()
+    for _ in range(10):
+        append(path)
+        before = DeltaTable(str(path))
+        append(path)
+        keep_checkpoints(lake, str(path), before, commits=2)
+    checkpoints = sorted((path / "_delta_log").glob("*.checkpoint.parquet"))
+    assert len(checkpoints) == 2
+    found = [int(file.name.partition(".")[0]) for file in checkpoints]
+    assert found[1] - found[0] == 10
 
 
 def test_checksums_of_deleted_log_entries_are_deleted(lake: Lake, path: Path) -> None:

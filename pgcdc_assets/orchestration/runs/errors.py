@@ -43,8 +43,11 @@ class FailedRun(PgcdcError):
 
     @classmethod
     def like(cls, other: PgcdcError, sentence: str) -> PgcdcError:
-        """Return an error with the table and the exit status of another error."""
-        error = cls(reason=sentence, relation=str(other.facts.get("relation") or ""))
+        """Return an error with the table, the run and the exit status of another error."""
+        relation = str(other.facts.get("relation") or "")
+        error = cls(reason=sentence, relation=relation)
+        if isinstance(other, FailedRun):
+            error.run_id, error.kind = other.run_id, other.kind
         error.__dict__["exit_status"] = other.exit_status
         return error
 

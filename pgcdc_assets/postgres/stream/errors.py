@@ -49,7 +49,7 @@ def stream_failure(server: str, slot: str, publication: str, error: ServerError)
         holder = re.search(r"PID (\d+)", message)
         return SlotBusy(
             slot=slot,
-            active_pid=int(holder[1]) if holder else 0,
+            active_pid=int(holder[1]) if holder else None,
             application_name="another walsender",
         )
     if sqlstate == _UNDEFINED_OBJECT and "publication" in message:

@@ -29,6 +29,7 @@ def test_a_transient_error_of_several_tables_names_all_tables() -> None:
     lost = FailedRun.of(TransientError, "Lost.", "a run")
     named = name_tables("Not merged", {"public.b", "public.a"}, lost)
     assert str(named) == "Not merged: public.a, public.b. Lost."
+    assert isinstance(named, FailedRun)
     assert (named.exit_status, named.run_id) == (3, "a run")
     lasting = ConfigurationError(reason="Not merged: public.a. Settings.")
     assert name_tables("Not merged", {"public.a"}, lasting) is lasting
