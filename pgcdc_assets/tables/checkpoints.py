@@ -13,7 +13,7 @@ from contextlib import suppress
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from pgcdc_assets.raw.delta_log import FOLDER, open_delta_table
+from pgcdc_assets.raw.delta_log import FOLDER
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.tables.checksums import delete_checksum
@@ -30,7 +30,7 @@ def is_due(path: str, version: int, interval: int) -> bool:
     return (version + zlib.crc32(path.encode())) % interval == 0
 
 
-def keep_checkpoints(lake: Lake, path: str, before: DeltaTable, *, commits: int = 1) -> None:
+def keep_checkpoints(lake: Lake, path: str, table: DeltaTable, *, commits: int = 1) -> None:
     """Write the checkpoint of a version that delta-rs wrote, if it is due.
 
     Spark writes a checkpoint at every tenth version, if the version is its own commit. If merges
@@ -38,17 +38,16 @@ def keep_checkpoints(lake: Lake, path: str, before: DeltaTable, *, commits: int 
     watermark's commit writes the checkpoint that is due at one of both.
 
     Args:
-        before: the table before the version was written.
+        table: the table before the version was written; it is updated before a checkpoint.
         commits: number of commits of the merge, the last of which is by delta-rs.
     """
-    interval = int(before.metadata().configuration.get(_INTERVAL, _DEFAULT_INTERVAL))
-    version = before.version() + 1
+    interval = int(table.metadata().configuration.get(_INTERVAL, _DEFAULT_INTERVAL))
+    version = table.version() + 1
     if not any(is_due(path, version - number, interval) for number in range(commits)):
         return
     with suppress(DeltaError, OSError):
-        table = open_delta_table(lake, path)
-        if table is not None:
-            # With the checksum of an earlier content, Spark waits for three seconds at each first
-            # read of the table, and then lists the log.
-            delete_checksum(lake, filesystem(lake, path), _LAST_CHECKPOINT)
-            table.create_checkpoint()
+        table.update_incremental()
+        # With the checksum of an earlier content, Spark waits for three seconds at each first read
+        # of the table, and then lists the log.
+        delete_checksum(lake, filesystem(lake, path), _LAST_CHECKPOINT)
+        table.create_checkpoint()

@@ -43,9 +43,9 @@ class StoreMerges:
         """Return the rows of the compared columns."""
         return [tuple(row) for row in self._ask("contents", race)]
 
-    def maintain(self, race: str) -> int:
-        """Compact the table, and delete files; return the number of files that are left."""
-        return int(self._ask("maintain", race))
+    def maintain(self, race: str) -> None:
+        """Compact the table if it needs it, and delete replaced files."""
+        self._ask("maintain", race)
 
     def _ask(self, *words: str) -> Any:
         assert self._process.stdin is not None
@@ -81,7 +81,8 @@ def _serve(uri: str, name: str) -> None:
         if what == "contents":
             return race.contents(spark, path)
         if what == "maintain":
-            return maintain_table(spark, lake, path, 0.0).files_after
+            maintain_table(spark, lake, path, 0.0)
+            return None
         (report,) = merge_tables(spark, zone, [target], LsnWindow.parse(window))
         if isinstance(report, MergeFailure):
             return f"{type(report.error).__name__}: {report.error}"
