@@ -10,13 +10,12 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.merge.followed_table import FollowedTable
 from pgcdc_assets.raw.scan import scan_changes
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.zone import RawZone
@@ -27,6 +26,13 @@ COPIED = "S"
 
 _GROUP = ("schema", "table", "relation_id", "relation_version", "op", "old_kind")
 _COLUMNS = (*_GROUP, "commit_lsn", "ordinal", "commit_ts", "unchanged")
+
+
+class FollowedTable(NamedTuple):
+    """A declared table, and the OID of the relation whose changes belong to it."""
+
+    table: TableName
+    relation_id: int
 
 
 @dataclass(frozen=True, order=True)

@@ -17,11 +17,12 @@ from pgcdc_assets.errors import (
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge.change_stats import (
     ChangeStats,
+    FollowedTable,
     count_snapshot_rows,
     read_change_stats,
     versions_in_order,
 )
-from pgcdc_assets.merge.followed_table import Doubt, FollowedTable, find_doubt, find_lost_key
+from pgcdc_assets.merge.doubts import Doubt, find_doubt, find_lost_key
 from pgcdc_assets.merge.opened_table import (
     OpenedTable,
     check_log_is_there,
