@@ -26,13 +26,14 @@ from pgcdc_assets.errors import (
 )
 from pgcdc_assets.lsn import LsnWindow, Position
 from pgcdc_assets.merge.batch.run import SmallMerges
+from pgcdc_assets.merge.build_tasks import build_tasks
 from pgcdc_assets.merge.comments import find_changes, follow_comments
 from pgcdc_assets.merge.failures import explain
 from pgcdc_assets.merge.kinds.base import Counts
 from pgcdc_assets.merge.kinds.choose import choose_table_kind
 from pgcdc_assets.merge.report import MergeFailure, MergeReport
 from pgcdc_assets.merge.step_report import begin_report
-from pgcdc_assets.merge.task import MergeTask, build_tasks
+from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.policies import StepLimit
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
