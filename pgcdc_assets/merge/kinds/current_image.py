@@ -25,7 +25,7 @@ from pgcdc_assets.merge.fold.toast import (
     value_or_error_sql,
     with_known_values,
 )
-from pgcdc_assets.merge.fold.typed_columns import name_columns, type_columns, type_snapshot_rows
+from pgcdc_assets.merge.fold.typed_columns import type_columns, type_snapshot_rows
 from pgcdc_assets.merge.fold.versions import stored_rows
 from pgcdc_assets.merge.kinds.base import Counts, TableKind, is_large, rows_in
 from pgcdc_assets.merge.read import is_made_by_its_changes, read_changes
@@ -34,6 +34,7 @@ from pgcdc_assets.merge.write import (
     SOURCE_VIEW,
     compute_once,
     insert_sql,
+    name_columns,
     overwrite,
     replace_contents,
     run_merge,
