@@ -8,7 +8,7 @@ Spark job.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -86,6 +86,24 @@ class ChangeStats:
     def change_count(self) -> int:
         """The number of changes."""
         return sum(self.counts.values())
+
+    def schema_steps(self, order: Sequence[int], made_with: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the changes of the schema: two relation versions, and the LSN of the first use.
+
+        If version 1 is used before and after version 2, the steps are 1 to 2 and 2 to 1.
+
+        Args:
+            order: the versions in the order of their last use.
+            made_with: the version of the table.
+        """
+        used = [(place, version) for place, version in enumerate(order) if version in self.versions]
+        uses = [(self.first_lsns[version], place, version) for place, version in used]
+        uses += [(self.versions[version], place, version) for place, version in used]
+        before = made_with
+        for lsn, _, version in sorted(uses):
+            if version != before:
+                yield before, version, lsn
+            before = version
 
 
 def read_change_stats(
