@@ -19,7 +19,8 @@ from benchmarks.scale import roomy_folder, scaled
 from benchmarks.side_by_side import contents, merge_ours, path_of, timed
 from benchmarks.source import log
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.merge.task import MergeTask, build_tasks
+from pgcdc_assets.merge.build_tasks import build_tasks
+from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.orchestration.state import read_state
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable

@@ -7,15 +7,19 @@ import importlib.util
 import re
 import subprocess
 import sys
+from graphlib import CycleError
 from pathlib import Path
 
 import pytest
 
 import pgcdc_assets
+from pgcdc_assets_tests.support.imports import imports_of, longest_chains
 from pgcdc_assets_tests.support.syntax import syntax_tree
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_LINE_COUNT = 400
+# From `merge.run` down.
+MAX_FLOORS_OF_A_MERGE = 8
 
 PYTHON_FILES = sorted(
     path
@@ -73,6 +77,16 @@ def test_type_checkers_see_the_signatures_of_the_public_names(tmp_path: Path) ->
 
 def test_imports_follow_the_layers() -> None:
     run(str(Path(sys.executable).with_name("lint-imports")), "--no-cache", "--no-logo")
+
+
+def test_no_modules_import_each_other_and_a_merge_has_few_floors() -> None:
+    """docs/decisions/0089-layers-of-a-merge.md"""
+    imports = imports_of("pgcdc_assets")
+    assert len(imports) > 300
+    with pytest.raises(CycleError):
+        longest_chains({**imports, "pgcdc_assets.lsn": {"pgcdc_assets.merge.run"}}, "pgcdc_assets")
+    chain = longest_chains(imports, "pgcdc_assets.merge.")["pgcdc_assets.merge.run"]
+    assert len(chain) <= MAX_FLOORS_OF_A_MERGE, " -> ".join(chain)
 
 
 def test_no_module_is_too_long() -> None:

@@ -8,15 +8,14 @@ Spark job.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.merge.followed_table import FollowedTable
 from pgcdc_assets.raw.scan import scan_changes
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.zone import RawZone
@@ -27,6 +26,13 @@ COPIED = "S"
 
 _GROUP = ("schema", "table", "relation_id", "relation_version", "op", "old_kind")
 _COLUMNS = (*_GROUP, "commit_lsn", "ordinal", "commit_ts", "unchanged")
+
+
+class FollowedTable(NamedTuple):
+    """A declared table, and the OID of the relation whose changes belong to it."""
+
+    table: TableName
+    relation_id: int
 
 
 @dataclass(frozen=True, order=True)
@@ -80,6 +86,24 @@ class ChangeStats:
     def change_count(self) -> int:
         """The number of changes."""
         return sum(self.counts.values())
+
+    def schema_steps(self, order: Sequence[int], made_with: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the changes of the schema: two relation versions, and the LSN of the first use.
+
+        If version 1 is used before and after version 2, the steps are 1 to 2 and 2 to 1.
+
+        Args:
+            order: the versions in the order of their last use.
+            made_with: the version of the table.
+        """
+        used = [(place, version) for place, version in enumerate(order) if version in self.versions]
+        uses = [(self.first_lsns[version], place, version) for place, version in used]
+        uses += [(self.versions[version], place, version) for place, version in used]
+        before = made_with
+        for lsn, _, version in sorted(uses):
+            if version != before:
+                yield before, version, lsn
+            before = version
 
 
 def read_change_stats(

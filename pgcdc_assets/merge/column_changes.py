@@ -18,7 +18,6 @@ from pyspark.sql import functions as F
 from pgcdc_assets.errors import MergeConflict
 from pgcdc_assets.merge.fold.table_schema import Field, TableSchema
 from pgcdc_assets.merge.fold.type_changes import date_as_timestamp
-from pgcdc_assets.merge.write import overwrite_schema
 from pgcdc_assets.spark.sql import delta_table, identifier, string
 from pgcdc_assets.tables.columns import RESCUED, normalize_name
 from pgcdc_assets.tables.fence import Step
@@ -151,6 +150,8 @@ def overwrite_clustered(
 ) -> None:
     """Replace rows and columns, and cluster the table as before by the columns that remain.
 
+    The properties of the table stay.
+
     Args:
         renamed: new names by present names.
     """
@@ -158,7 +159,8 @@ def overwrite_clustered(
     known = set(map(normalize_name, rows.columns))
     before = [renamed.get(name, name) for name in described["clusteringColumns"]]
     clustered_by = [name for name in before if normalize_name(name) in known]
-    overwrite_schema(rows, path, step, partitioned_by)
+    writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
+    writer.partitionBy(*partitioned_by).options(**step.options).save(path)
     if clustered_by:
         # An overwrite of the schema removes the clustering.
         columns = ", ".join(map(identifier, clustered_by))

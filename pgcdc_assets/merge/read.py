@@ -1,16 +1,10 @@
-"""The input of one table's merge: the layouts of its tuples, its snapshot and its changes."""
+"""The input of one table's merge: the columns of the table, its snapshot and its changes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
 from pyspark.sql import DataFrame, SparkSession
 
-from pgcdc_assets.errors import MergeConflict, RawZoneError, SchemaChangeError
-from pgcdc_assets.merge.change_stats import COPIED, ChangeStats
-from pgcdc_assets.merge.fold.chosen_types import check_chosen, choose_types
-from pgcdc_assets.merge.fold.schema import build_schema, resolve_names
-from pgcdc_assets.merge.fold.table_schema import TableSchema
+from pgcdc_assets.merge.change_stats import COPIED
 from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.raw.scan import change_files
@@ -18,98 +12,13 @@ from pgcdc_assets.raw.schema import CHANGES
 from pgcdc_assets.raw.snapshots import Snapshot, SnapshotStore
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.sql import schema_ddl, string, timestamp
-from pgcdc_assets.tables.columns import SystemColumns
-from pgcdc_assets.tables.properties import KEY, RELATION_ID, RELATION_VERSION
+from pgcdc_assets.tables.properties import RELATION_ID, RELATION_VERSION
 from pgcdc_assets.tables.source_columns import TableColumn, read_table_columns, source_prefix
 from pgcdc_assets.tables.state import ScdState
 
 # Given to Spark, which would otherwise open a file for it before it plans the merge.
 _RAW = schema_ddl(CHANGES)
 _READ = "commit_lsn ordinal commit_ts op relation_version old_kind old new unchanged".split()
-
-
-def is_made_by_its_changes(task: MergeTask) -> bool:
-    """Return whether the snapshot is empty and changes follow: then one commit writes both."""
-    snapshot = task.plan.snapshot
-    return snapshot is not None and snapshot.row_count == 0 and bool(task.version_order)
-
-
-def build_changes_schema(
-    task: MergeTask, state: ScdState | None, system: SystemColumns, *, keeps_dropped: bool = False
-) -> TableSchema:
-    """Build the schema from the relation version of the table and the versions of the changes.
-
-    Args:
-        state: the table; None if the changes create it.
-        keeps_dropped: the table shows the past.
-
-    Raises:
-        MergeConflict: the Delta table was not made by this package.
-        SchemaChangeError: the source table was re-created, or its change cannot be replayed.
-        RawZoneError: a relation version is not described.
-    """
-    assert task.stats is not None
-    name = task.plan.target.qualified_name
-    known_key = None
-    if state is None:
-        copied = task.snapshot_version
-        assert copied is not None
-        relation_id, made_with = copied.relation.relation_id, copied.version
-    else:
-        properties = state.properties
-        if RELATION_ID not in properties:
-            raise MergeConflict(
-                table=name,
-                reason=f"the Delta table {task.path} was not made by this package. Move it to "
-                "another folder",
-            )
-        relation_id = int(properties[RELATION_ID])
-        made_with = int(properties[RELATION_VERSION])
-        known_key = properties.get(KEY)
-    if task.followed.relation_id != relation_id:
-        raise SchemaChangeError(
-            relation=name, column="(all)", reason="the table was dropped and created again"
-        )
-    versions = {v.version: v for v in task.relations if v.relation.relation_id == relation_id}
-    order = list(task.version_order)
-    if made_with not in order:
-        order.insert(0, made_with)
-    missing = [number for number in order if number not in versions]
-    if missing:
-        raise RawZoneError(
-            raw_zone=task.path,
-            reason=f"relation version {missing[0]} of {name} is not described in raw/relations.",
-        )
-    ordered = [versions[number] for number in order]
-    steps = [
-        (versions[before], versions[after])
-        for before, after, lsn in _schema_steps(task.stats, order, made_with)
-        if lsn >= task.healed_through
-    ]
-    past = None
-    if keeps_dropped:
-        past = () if state is None else read_past(task, state, ordered[-1])
-    schema = build_schema(
-        ordered,
-        task.plan.target.key,
-        known_key,
-        system,
-        [v for v in task.relations if v.lsn < task.plan.end],
-        steps=steps,
-        past=past,
-        recorded=versions[made_with],
-    )
-    schema = with_chosen_types(task, schema)
-    if state is not None:
-        check_chosen(schema, state.properties, state.schema)
-    return schema.with_comments(task.comments or {})
-
-
-def with_chosen_types(task: MergeTask, schema: TableSchema) -> TableSchema:
-    """Return a schema with the types of the settings, which may name columns as they once were."""
-    types = task.plan.target.types
-    names = resolve_names(tuple(types), schema.relation, task.relations)
-    return choose_types(schema, dict(zip(names, types.values(), strict=True)))
 
 
 def read_past(task: MergeTask, state: ScdState, newest: RelationVersion) -> list[TableColumn]:
@@ -126,23 +35,6 @@ def read_past(task: MergeTask, state: ScdState, newest: RelationVersion) -> list
             (v for v in task.relations if (v.relation.relation_id, v.version) == identity), None
         )
     return read_table_columns(state.schema, properties, source_prefix(newest), recorded)
-
-
-def _schema_steps(
-    stats: ChangeStats, order: Sequence[int], made_with: int
-) -> Iterator[tuple[int, int, int]]:
-    """Yield the changes of the schema: two relation versions, and the LSN of the first use.
-
-    If version 1 is used before and after version 2, the steps are 1 to 2 and 2 to 1.
-    """
-    used = [(place, version) for place, version in enumerate(order) if version in stats.versions]
-    uses = [(stats.first_lsns[version], place, version) for place, version in used]
-    uses += [(stats.versions[version], place, version) for place, version in used]
-    before = made_with
-    for lsn, _, version in sorted(uses):
-        if version != before:
-            yield before, version, lsn
-        before = version
 
 
 def read_snapshot(spark: SparkSession, zone: RawZone, snapshot: Snapshot) -> DataFrame:

@@ -33,8 +33,8 @@ from pgcdc_assets.errors import (
     resnapshot_remedy,
 )
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
-from pgcdc_assets.merge import MergeFailure
 from pgcdc_assets.merge.replaced_table import ReplacedTable, describe_replaced
+from pgcdc_assets.merge.report import MergeFailure
 from pgcdc_assets.raw.delta_log import open_delta_table, read_commit
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.snapshots import Snapshot
@@ -165,7 +165,7 @@ def _build(
     root: str,
     live: ReplacedTable,
 ) -> int:
-    from pgcdc_assets.merge import merge_tables
+    from pgcdc_assets.merge.run import merge_tables
 
     needed = _check_kept(zone, target, window, live)
     changes_read = 0

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from queue import SimpleQueue
 
 from py4j.protocol import Py4JError
@@ -26,13 +27,14 @@ from pgcdc_assets.errors import (
 )
 from pgcdc_assets.lsn import LsnWindow, Position
 from pgcdc_assets.merge.batch.run import SmallMerges
+from pgcdc_assets.merge.build_tasks import build_tasks
 from pgcdc_assets.merge.comments import find_changes, follow_comments
 from pgcdc_assets.merge.failures import explain
 from pgcdc_assets.merge.kinds.base import Counts
-from pgcdc_assets.merge.kinds.choose import choose_table_kind
+from pgcdc_assets.merge.kinds.choose import choose_current_image, choose_table_kind
 from pgcdc_assets.merge.report import MergeFailure, MergeReport
 from pgcdc_assets.merge.step_report import begin_report
-from pgcdc_assets.merge.task import MergeTask, build_tasks
+from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.policies import StepLimit
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
@@ -194,8 +196,9 @@ def _merge_small_tables(
         rest: gets the steps that Spark has to merge.
     """
     reports: dict[str, MergeReport] = {}
+    choose_image = partial(choose_current_image, spark, merge.zone)
     while tasks:
-        small, following = SmallMerges(spark, merge.zone), list[MergeTask]()
+        small, following = SmallMerges(spark, merge.zone, choose_image), list[MergeTask]()
         for group in small.groups(tasks):
             for task, outcome in small.merge(group):
                 before = reports.pop(task.path, None)

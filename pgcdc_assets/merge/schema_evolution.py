@@ -16,8 +16,7 @@ from pyspark.sql.types import StructType
 
 from pgcdc_assets.merge.column_changes import EMPTY_MAP, overwrite_clustered, rescued_sql
 from pgcdc_assets.merge.fold.table_schema import Field, TableSchema
-from pgcdc_assets.merge.fold.typed_columns import name_columns
-from pgcdc_assets.merge.write import alter_all, table_properties
+from pgcdc_assets.merge.write import alter_all, name_columns, table_properties
 from pgcdc_assets.spark.sql import delta_table, identifier, string
 from pgcdc_assets.tables.columns import normalize_name
 from pgcdc_assets.tables.comments import join_digests

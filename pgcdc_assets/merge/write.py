@@ -7,16 +7,16 @@ repeat nor an overtaken merge changes the table (`tables/fence.py`).
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 
 from pgcdc_assets.merge.fold.table_schema import TableSchema
-from pgcdc_assets.merge.fold.typed_columns import name_columns
 from pgcdc_assets.spark.computed_rows import compute_rows
 from pgcdc_assets.spark.session_settings import session_settings
 from pgcdc_assets.spark.sql import delta_table, identifier
+from pgcdc_assets.tables.columns import normalize_name
 from pgcdc_assets.tables.comments import digests_text
 from pgcdc_assets.tables.fence import Step
 from pgcdc_assets.tables.properties import (
@@ -29,6 +29,7 @@ from pgcdc_assets.tables.properties import (
     RELATION_VERSION,
     key_text,
 )
+from pgcdc_assets.tables.source_columns import SOURCE
 
 SOURCE_VIEW = "pgcdc_source"
 
@@ -66,6 +67,27 @@ def table_properties(schema: TableSchema) -> dict[str, str]:
     return properties
 
 
+def name_columns(schema: TableSchema, comments: Mapping[str, str] | None = None) -> list[Column]:
+    """Return the numbered columns with the names and comments of the table.
+
+    Args:
+        comments: the owner's comments by normalized name.
+    """
+    kept = comments or {}
+
+    def named(number: str, name: str, comment: str, source: str | None = None) -> Column:
+        metadata = {"comment": kept.get(normalize_name(name), comment)}
+        if source is not None:
+            metadata[SOURCE] = source
+        return F.col(number).alias(name, metadata=metadata)
+
+    fields = enumerate(schema.fields)
+    columns = [named(f"value_{i}", f.name, f.comment, f.source) for i, f in fields]
+    return columns + [
+        named(name.removeprefix("_"), name, comment) for name, _, comment in schema.system
+    ]
+
+
 def create_or_replace(
     path: str,
     rows: DataFrame,
@@ -101,14 +123,6 @@ def replace_contents(path: str, rows: DataFrame, schema: TableSchema, step: Step
 def overwrite(rows: DataFrame, path: str, step: Step) -> None:
     """Replace the table's rows, and keep its columns."""
     _save(rows.write, "overwrite", path, step)
-
-
-def overwrite_schema(
-    rows: DataFrame, path: str, step: Step, partitioned_by: Sequence[str] = ()
-) -> None:
-    """Replace the table's rows and columns; its properties stay."""
-    writer = rows.write.option("overwriteSchema", "true").partitionBy(*partitioned_by)
-    _save(writer, "overwrite", path, step)
 
 
 def overwrite_with_new_columns(rows: DataFrame, path: str, step: Step) -> None:

@@ -16,8 +16,8 @@ from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.errors import DefiniteError, RawExpired
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.merge import MergeFailure, MergeReport
+from pgcdc_assets.merge.build_tasks import build_tasks
 from pgcdc_assets.merge.rebuild import rebuild_table
-from pgcdc_assets.merge.task import build_tasks
 from pgcdc_assets.raw.retention import remove_snapshots, remove_windows
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName

@@ -9,8 +9,8 @@ import pytest
 from pgcdc_assets.cli.check import check_folders
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.merge.build_tasks import build_tasks
 from pgcdc_assets.merge.report import MergeFailure
-from pgcdc_assets.merge.task import build_tasks
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable

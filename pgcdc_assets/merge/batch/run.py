@@ -26,7 +26,7 @@ from pgcdc_assets.merge.batch.contents import (
 )
 from pgcdc_assets.merge.batch.input import MOST_BYTES, TooLarge, read_input
 from pgcdc_assets.merge.batch.latest import fold_texts, read_snapshot_texts
-from pgcdc_assets.merge.batch.scope import SmallMerge, find_small_merge
+from pgcdc_assets.merge.batch.scope import ChooseImage, SmallMerge, find_small_merge
 from pgcdc_assets.merge.failures import explain
 from pgcdc_assets.merge.report import MergeFailure, MergeReport
 from pgcdc_assets.merge.step_report import begin_report
@@ -66,6 +66,7 @@ class SmallMerges:
 
     spark: SparkSession
     zone: RawZone
+    choose_image: ChooseImage
     left: list[MergeTask] = field(default_factory=list)
 
     def groups(self, tasks: Iterable[MergeTask]) -> Iterator[list[SmallMerge]]:
@@ -73,7 +74,7 @@ class SmallMerges:
         group: list[SmallMerge] = []
         rows = size = 0
         for task in tasks:
-            found = find_small_merge(self.spark, self.zone, task)
+            found = find_small_merge(self.zone, task, self.choose_image)
             if found is None:
                 self.left.append(task)
                 continue

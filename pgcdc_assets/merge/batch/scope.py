@@ -7,10 +7,10 @@ columns of its owner.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Lsn
@@ -19,8 +19,7 @@ from pgcdc_assets.merge.column_changes import find_column_changes
 from pgcdc_assets.merge.comments import find_changes
 from pgcdc_assets.merge.fold.events import Fold
 from pgcdc_assets.merge.fold.table_schema import TableSchema
-from pgcdc_assets.merge.kinds.choose import choose_table_kind
-from pgcdc_assets.merge.kinds.current_image import CurrentImage
+from pgcdc_assets.merge.kinds.base import TableKind
 from pgcdc_assets.merge.read import read_past
 from pgcdc_assets.merge.schema_evolution import fields_to_fill, follows_relation
 from pgcdc_assets.merge.task import MergeTask
@@ -48,6 +47,10 @@ _PLAIN_WRITER = 2
 _CONSTRAINTS = ("delta.constraints.", "delta.generationExpression", "delta.invariants")
 
 
+# Chooses the class that writes a current image; None for every other kind of table.
+ChooseImage = Callable[[MergeTask], TableKind | None]
+
+
 @dataclass(frozen=True)
 class SmallMerge:
     """A merge that needs no Spark job of its own.
@@ -62,15 +65,17 @@ class SmallMerge:
     fold: Fold | None
 
 
-def find_small_merge(spark: SparkSession, zone: RawZone, task: MergeTask) -> SmallMerge | None:
+def find_small_merge(
+    zone: RawZone, task: MergeTask, choose_image: ChooseImage
+) -> SmallMerge | None:
     """Return the merge of a task, if it is in scope; otherwise None."""
     if os.environ.get(SMALL_TABLES) == APART:
         return None
     if not _is_small(task) or (task.state is None and not zone.lake.is_local):
         return None
     try:
-        kind = choose_table_kind(spark, zone, task)
-        if type(kind) is not CurrentImage or find_changes(task) is not None:
+        kind = choose_image(task)
+        if kind is None or find_changes(task) is not None:
             return None
         schema = _find_schema(kind)
     except PgcdcError:
@@ -100,7 +105,7 @@ def _is_small(task: MergeTask) -> bool:
     )
 
 
-def _find_schema(kind: CurrentImage) -> TableSchema | None:
+def _find_schema(kind: TableKind) -> TableSchema | None:
     """Find the schema of the table after the step; None if its columns change during the step."""
     task = kind.task
     if task.state is not None:
@@ -127,7 +132,7 @@ def _has_usual_columns(task: MergeTask, schema: TableSchema) -> bool:
     return MAPPING not in table_properties(schema)
 
 
-def _is_usual_table(kind: CurrentImage, state: ScdState, schema: TableSchema) -> bool:
+def _is_usual_table(kind: TableKind, state: ScdState, schema: TableSchema) -> bool:
     """Return whether the table has exactly the columns of the schema, and no special features."""
     version = RelationVersion(schema.epoch, schema.version, Lsn(0), schema.relation)
     changes = find_column_changes(read_past(kind.task, state, version), schema)

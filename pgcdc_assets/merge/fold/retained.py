@@ -8,24 +8,39 @@ The name follows from the relation versions alone, so a rebuild finds the same o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from pgcdc_assets.merge.fold.chosen_types import chosen_type
-from pgcdc_assets.merge.fold.table_schema import DeltaType, Field
-from pgcdc_assets.merge.fold.types import delta_type
 from pgcdc_assets.protocol.relation import Column
 from pgcdc_assets.raw.relations import RelationVersion
-from pgcdc_assets.tables.columns import UNKNOWN_TYPE, SystemColumns, normalize_name
+from pgcdc_assets.tables.columns import SystemColumns, normalize_name
 from pgcdc_assets.tables.source_columns import TableColumn, is_certain, source_of, source_prefix
 
 
-def retained_fields(
+@dataclass(frozen=True)
+class RetainedColumn:
+    """A dropped column.
+
+    Attributes:
+        name: in the table.
+        source: the column of the source.
+        last: the column as the source last had it; None if no tuple has the column.
+        stored: the column of the table; None if the table does not have the column yet.
+    """
+
+    name: str
+    source: str
+    last: Column | None
+    stored: TableColumn | None
+
+
+def find_retained(
     versions: Sequence[RelationVersion],
     found: Sequence[dict[int, int]],
     past: Sequence[TableColumn],
     known: Sequence[RelationVersion],
     system: SystemColumns,
-) -> Iterator[tuple[Field, Column | None]]:
-    """Yield the field of each dropped column, and the column as the source last had it, if known.
+) -> Iterator[RetainedColumn]:
+    """Yield each dropped column.
 
     Args:
         versions: ascending; the last one defines the present columns.
@@ -72,15 +87,7 @@ def retained_fields(
                 own = source_of(version, each)
                 if aliases.get(own, own) == source:
                     positions[index] = position
-        if final is not None:
-            kind, comment = delta_type(final), final.type or UNKNOWN_TYPE
-            if stored is not None and stored.type != kind.ddl.lower():
-                # The settings chose the type.
-                kind = chosen_type(final, stored.type.upper().replace(", ", ",")) or kind
-        else:
-            assert stored is not None
-            kind, comment = _stored_type(stored.type), stored.comment
-        yield Field(name, kind, comment, source=source, is_retained=True), final
+        yield RetainedColumn(name, source, final, stored)
         index += 1
 
 
@@ -118,8 +125,3 @@ def _other_name(name: str, source: str, taken: set[str]) -> str:
         count += 1
         other = f"{name}_dropped_{number}_{count}"
     return other
-
-
-def _stored_type(ddl: str) -> DeltaType:
-    """Return the type of a column of which no tuple has a value."""
-    return DeltaType(ddl.upper(), lambda _: f"CAST(NULL AS {ddl})")

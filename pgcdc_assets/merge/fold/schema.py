@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from pgcdc_assets.errors import MergeConflict, ReplicaIdentityError, SchemaChangeError
-from pgcdc_assets.merge.fold.retained import retained_fields
-from pgcdc_assets.merge.fold.table_schema import Field, Layout, TableSchema
+from pgcdc_assets.merge.fold.chosen_types import chosen_type
+from pgcdc_assets.merge.fold.retained import RetainedColumn, find_retained
+from pgcdc_assets.merge.fold.table_schema import DeltaType, Field, Layout, TableSchema
 from pgcdc_assets.merge.fold.type_changes import converted_text, is_followed
 from pgcdc_assets.merge.fold.types import delta_type, full_type
 from pgcdc_assets.protocol.relation import Column, Relation
@@ -77,9 +78,9 @@ def build_schema(
     fields = [_field(column, newest, known) for column in columns]
     found = [dict(match_columns(version.relation, relation)) for version in versions]
     if past is not None:
-        for each, last in retained_fields(versions, found, past, known, system):
-            columns.append(last or Column(each.name, 0))
-            fields.append(each)
+        for each in find_retained(versions, found, past, known, system):
+            columns.append(each.last or Column(each.name, 0))
+            fields.append(_retained_field(each))
     if known_key is not None:
         _check_key(known_key, (recorded or versions[0]).relation, relation, names)
     layouts = []
@@ -143,6 +144,21 @@ def _field(column: Column, version: RelationVersion, known: Sequence[RelationVer
         convert_default=convert,
         source=source_of(version, column),
     )
+
+
+def _retained_field(column: RetainedColumn) -> Field:
+    last, stored = column.last, column.stored
+    if last is None:
+        assert stored is not None
+        # No tuple has a value.
+        null = f"CAST(NULL AS {stored.type})"
+        kind, comment = DeltaType(stored.type.upper(), lambda _: null), stored.comment
+    else:
+        kind, comment = delta_type(last), last.type or UNKNOWN_TYPE
+        if stored is not None and stored.type != kind.ddl.lower():
+            # The settings chose the type.
+            kind = chosen_type(last, stored.type.upper().replace(", ", ",")) or kind
+    return Field(column.name, kind, comment, source=column.source, is_retained=True)
 
 
 def _check_key(known_key: str, recorded: Relation, newest: Relation, names: Sequence[str]) -> None:

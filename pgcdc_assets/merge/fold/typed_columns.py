@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame
 
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.raw.table_ends import TableEnd
 from pgcdc_assets.spark.sql import string
-from pgcdc_assets.tables.columns import normalize_name
-from pgcdc_assets.tables.source_columns import SOURCE
 
 
 @dataclass(frozen=True)
@@ -84,27 +81,6 @@ def _rescued(schema: TableSchema) -> str:
     return (
         f"IF({' OR '.join(lost.values())}, map_from_entries(array_compact(array({entries}))), NULL)"
     )
-
-
-def name_columns(schema: TableSchema, comments: Mapping[str, str] | None = None) -> list[Column]:
-    """Return the numbered columns with the names and comments of the table.
-
-    Args:
-        comments: the owner's comments by normalized name.
-    """
-    kept = comments or {}
-
-    def named(number: str, name: str, comment: str, source: str | None = None) -> Column:
-        metadata = {"comment": kept.get(normalize_name(name), comment)}
-        if source is not None:
-            metadata[SOURCE] = source
-        return F.col(number).alias(name, metadata=metadata)
-
-    fields = enumerate(schema.fields)
-    columns = [named(f"value_{i}", f.name, f.comment, f.source) for i, f in fields]
-    return columns + [
-        named(name.removeprefix("_"), name, comment) for name, _, comment in schema.system
-    ]
 
 
 def type_snapshot_rows(copied: DataFrame, schema: TableSchema, lsn: Lsn) -> DataFrame:

@@ -9,18 +9,14 @@ from typing import ClassVar
 from pyspark.sql import DataFrame, SparkSession
 
 from pgcdc_assets import failpoints
+from pgcdc_assets.errors import MergeConflict, RawZoneError, SchemaChangeError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.column_changes import find_column_changes, rewrite_columns
-from pgcdc_assets.merge.fold.chosen_types import check_retypes
+from pgcdc_assets.merge.fold.chosen_types import check_chosen, check_retypes, choose_types
 from pgcdc_assets.merge.fold.events import null_key_sql
-from pgcdc_assets.merge.fold.schema import build_schema
+from pgcdc_assets.merge.fold.schema import build_schema, resolve_names
 from pgcdc_assets.merge.fold.table_schema import TableSchema
-from pgcdc_assets.merge.read import (
-    build_changes_schema,
-    read_past,
-    read_snapshot,
-    with_chosen_types,
-)
+from pgcdc_assets.merge.read import read_past, read_snapshot
 from pgcdc_assets.merge.schema_evolution import (
     add_columns,
     allow_types,
@@ -42,6 +38,7 @@ from pgcdc_assets.spark.tuning import SMALL_BYTES
 from pgcdc_assets.tables.columns import SCD1_COLUMNS, SystemColumns
 from pgcdc_assets.tables.fence import Step
 from pgcdc_assets.tables.owned_columns import find_owned, versions_of_table
+from pgcdc_assets.tables.properties import KEY, RELATION_ID, RELATION_VERSION
 from pgcdc_assets.tables.state import ScdState, check_written, overtaken_error, read_scd_state
 
 # Their readers would see every row that is written again go and come.
@@ -137,13 +134,80 @@ class TableKind(ABC):
         key, known = self.task.plan.target.key, self.task.relations
         past = None if state is None else read_past(self.task, state, version)
         schema = build_schema([version], key, system=self.system, known=known, past=past)
-        return with_chosen_types(self.task, schema).with_comments(self.task.comments or {})
+        return _with_chosen_types(self.task, schema).with_comments(self.task.comments or {})
 
     def build_changes_schema(self, state: ScdState | None) -> TableSchema:
-        """Build the schema of the task's changes; `state` as in `read.build_changes_schema`."""
-        return build_changes_schema(
-            self.task, state, self.system, keeps_dropped=self.shows_the_past
+        """Build the schema from the relation version of the table and the versions of the changes.
+
+        Args:
+            state: the table; None if the changes create it.
+
+        Raises:
+            MergeConflict: the Delta table was not made by this package.
+            SchemaChangeError: the source table was re-created, or its change cannot be replayed.
+            RawZoneError: a relation version is not described.
+        """
+        task = self.task
+        assert task.stats is not None
+        name = task.plan.target.qualified_name
+        relation_id, made_with, known_key = self._written_with(state)
+        if task.followed.relation_id != relation_id:
+            raise SchemaChangeError(
+                relation=name, column="(all)", reason="the table was dropped and created again"
+            )
+        versions = {v.version: v for v in task.relations if v.relation.relation_id == relation_id}
+        order = list(task.version_order)
+        if made_with not in order:
+            order.insert(0, made_with)
+        missing = [number for number in order if number not in versions]
+        if missing:
+            raise RawZoneError(
+                raw_zone=task.path,
+                reason=f"relation version {missing[0]} of {name} is not described in "
+                "raw/relations.",
+            )
+        ordered = [versions[number] for number in order]
+        steps = [
+            (versions[before], versions[after])
+            for before, after, lsn in task.stats.schema_steps(order, made_with)
+            if lsn >= task.healed_through
+        ]
+        past = None
+        if self.shows_the_past:
+            past = () if state is None else read_past(task, state, ordered[-1])
+        schema = build_schema(
+            ordered,
+            task.plan.target.key,
+            known_key,
+            self.system,
+            [v for v in task.relations if v.lsn < task.plan.end],
+            steps=steps,
+            past=past,
+            recorded=versions[made_with],
         )
+        schema = _with_chosen_types(task, schema)
+        if state is not None:
+            check_chosen(schema, state.properties, state.schema)
+        return schema.with_comments(task.comments or {})
+
+    def _written_with(self, state: ScdState | None) -> tuple[int, int, str | None]:
+        """Return the OID and the relation version of a table, and its key as `key_text` writes it.
+
+        Without a table they are those of the snapshot, which has no key yet.
+        """
+        if state is None:
+            copied = self.task.snapshot_version
+            assert copied is not None
+            return copied.relation.relation_id, copied.version, None
+        properties = state.properties
+        if RELATION_ID not in properties:
+            raise MergeConflict(
+                table=self.task.plan.target.qualified_name,
+                reason=f"the Delta table {self.task.path} was not made by this package. Move it to "
+                "another folder",
+            )
+        made_with = int(properties[RELATION_VERSION])
+        return int(properties[RELATION_ID]), made_with, properties.get(KEY)
 
     def read_snapshot(self, snapshot: Snapshot, schema: TableSchema) -> DataFrame:
         """Read a snapshot's tuples, column `new`. A NULL in the configured key raises an error."""
@@ -248,3 +312,10 @@ class TableKind(ABC):
     def read_table(self) -> DataFrame:
         """Read the table as it is."""
         return self.spark.read.format("delta").load(self.task.path)
+
+
+def _with_chosen_types(task: MergeTask, schema: TableSchema) -> TableSchema:
+    """Return a schema with the types of the settings, which may name columns as they once were."""
+    types = task.plan.target.types
+    names = resolve_names(tuple(types), schema.relation, task.relations)
+    return choose_types(schema, dict(zip(names, types.values(), strict=True)))

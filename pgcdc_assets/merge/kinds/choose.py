@@ -44,6 +44,14 @@ def choose_table_kind(spark: SparkSession, zone: RawZone, task: MergeTask) -> Ta
     return kind(spark, zone, task)
 
 
+def choose_current_image(
+    spark: SparkSession, zone: RawZone, task: MergeTask
+) -> CurrentImage | None:
+    """Choose the class that writes a table, as `choose_table_kind`; None for other kinds."""
+    kind = choose_table_kind(spark, zone, task)
+    return kind if isinstance(kind, CurrentImage) else None
+
+
 def _has_key(task: MergeTask) -> bool:
     """Return whether a key identifies the rows that the task folds."""
     if task.plan.target.key:

@@ -25,15 +25,16 @@ from pgcdc_assets.merge.fold.toast import (
     value_or_error_sql,
     with_known_values,
 )
-from pgcdc_assets.merge.fold.typed_columns import name_columns, type_columns, type_snapshot_rows
+from pgcdc_assets.merge.fold.typed_columns import type_columns, type_snapshot_rows
 from pgcdc_assets.merge.fold.versions import stored_rows
 from pgcdc_assets.merge.kinds.base import Counts, TableKind, is_large, rows_in
-from pgcdc_assets.merge.read import is_made_by_its_changes, read_changes
+from pgcdc_assets.merge.read import read_changes
 from pgcdc_assets.merge.write import (
     NEWER,
     SOURCE_VIEW,
     compute_once,
     insert_sql,
+    name_columns,
     overwrite,
     replace_contents,
     run_merge,
@@ -232,7 +233,8 @@ class CurrentImage(TableKind):
     @property
     def merges_snapshot_with_changes(self) -> bool:
         """Whether one commit writes an empty snapshot together with the changes after it."""
-        return is_made_by_its_changes(self.task)
+        snapshot = self.task.plan.snapshot
+        return snapshot is not None and snapshot.row_count == 0 and bool(self.task.version_order)
 
     def apply_snapshot(self, state: ScdState | None, snapshot: Snapshot, step: Step) -> Counts:
         """Replace the contents."""

@@ -26,7 +26,7 @@ from pgcdc_assets.merge.fold.key_range import KeyRange, match_sql
 from pgcdc_assets.merge.fold.schema import resolve_names
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.merge.fold.truncates import truncate_sql
-from pgcdc_assets.merge.fold.typed_columns import SnapshotRows, name_columns, type_columns
+from pgcdc_assets.merge.fold.typed_columns import SnapshotRows, type_columns
 from pgcdc_assets.merge.fold.versions import AffectedRows, build_versions, typed_events
 from pgcdc_assets.merge.kinds import accumulating
 from pgcdc_assets.merge.kinds.accumulating import AccumulatingTable
@@ -39,6 +39,7 @@ from pgcdc_assets.merge.write import (
     alter_all,
     create_or_replace,
     insert_sql,
+    name_columns,
     replace_where,
     run_merge,
     values_by_name,

@@ -1,1 +1,1 @@
-"""Tests of `pgcdc_assets.merge.kinds`."""
+"""Tests of `pgcdc_assets.merge.batch`."""

@@ -1,32 +1,23 @@
-"""The relation whose changes belong to a declared table, and the LSN at which its changes end.
+"""The LSN at which the changes of a declared table end, because the later ones are not certain.
 
-Its changes end where another relation may have the declared name, or where the relation has lost
-its key."""
+The changes end where another relation may have the declared name, or where the relation has lost
+its key.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
 
 from pgcdc_assets.errors import SchemaChangeError
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge.change_stats import ChangeStats, FollowedTable
 from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.raw.schema_events import SchemaChange
 from pgcdc_assets.raw.source_relations import SourceRelations
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.keyed_snapshots import has_key
-
-if TYPE_CHECKING:
-    from pgcdc_assets.merge.change_stats import ChangeStats
-
-
-class FollowedTable(NamedTuple):
-    """A declared table, and the OID of the relation whose changes belong to it."""
-
-    table: TableName
-    relation_id: int
 
 
 @dataclass(frozen=True)
