@@ -74,8 +74,8 @@ def check_restore(row: HeartbeatRow | None, zone: RawZone, epoch: int) -> None:
     Raises:
         RawZoneError: the source was restored, and lacks captured changes.
     """
-    # The row may be of an earlier epoch: the server was restored to a time before the renewal.
-    if row is None or not row.is_original or not is_owner(row, zone):
+    # A row of an earlier epoch counts: the server was restored to a time before the renewal.
+    if row is None or not row.is_original or row.owner.epoch > epoch or not is_owner(row, zone):
         return
     captured = zone.changes.captured_heartbeat(epoch, row.table_id)
     if captured is None or row.number >= captured:

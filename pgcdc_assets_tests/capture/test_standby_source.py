@@ -88,7 +88,7 @@ def test_a_standby_is_the_source_of_snapshots_and_windows(
 def test_the_slot_of_a_standby_advances_while_the_publication_is_idle(
     source: Source, capturing: Capturing
 ) -> None:
-    """B17 and A11: only other databases of the primary are written."""
+    """B17 and A11: the primary writes only what the publication does not have."""
     with source.standby_setting("hot_standby_feedback", "on"):
         _snapshot(source, capturing)
         with capturing.session() as session:
