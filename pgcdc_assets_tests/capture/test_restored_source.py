@@ -75,7 +75,8 @@ def test_a_server_restored_from_a_cold_copy_stops_the_capture_until_it_is_renewe
     server, copy = own_server.start(), tmp_path / "copy"
     capturing = _capturing(server, zone)
     database = capturing.database
-    capturing.begin(create_table_sql(TableName("public", "heartbeats")), "create table t (id int)")
+    table = "create table t (id int); alter table t replica identity full"
+    capturing.begin(create_table_sql(TableName("public", "heartbeats")), table)
     database.execute("drop publication pub; create publication pub for table t")
     _land_twice(capturing)
     server.stop()
