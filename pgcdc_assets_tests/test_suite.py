@@ -48,6 +48,14 @@ def test_a_version_of_postgres_that_is_missing_is_skipped_by_name(tmp_path: Path
     assert "1 skipped" in said
 
 
+def test_a_short_run_has_one_version_of_a_long_test(tmp_path: Path) -> None:
+    code = ON_A_SERVER.replace("every_pg", "every_pg(is_short=False)")
+    status, said = run_pytest(tmp_path, code, "--pg=9,8", "-m", "not soak")
+    assert status == 0, said
+    assert "1 skipped, 1 deselected" in said
+    assert "Postgres 9 is not installed" in said
+
+
 def test_a_version_of_postgres_that_is_missing_fails_in_ci(tmp_path: Path) -> None:
     status, said = run_pytest(tmp_path, ON_A_SERVER, "--pg", NOT_INSTALLED, ci="true")
     assert status == pytest.ExitCode.USAGE_ERROR, said

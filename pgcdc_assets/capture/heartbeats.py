@@ -63,6 +63,8 @@ class Heartbeats:
         )
         # Heartbeats that no landed window has recorded yet, oldest first.
         self._written: list[Heartbeat] = []
+        # The number of the newest heartbeat: a row that was deleted is written with a higher one.
+        self._number = 0
         self._lock = threading.Lock()
 
     def check(self, conn: Connection, epoch: int) -> None:
@@ -125,6 +127,7 @@ class Heartbeats:
         if written is not None:
             with self._lock:
                 self._written.append(written)
+                self._number = max(self._number, written.number)
 
     def _run(self) -> None:
         policy = self._policy
@@ -144,7 +147,7 @@ class Heartbeats:
             if table is None:
                 emit_heartbeat(conn)
             elif owner is not None and position is not None:
-                written = write_heartbeat(conn, table, owner, position)
+                written = write_heartbeat(conn, table, owner, position, self._number)
                 if written is None and not self._ended.is_set():
                     raise ConfigurationError(
                         reason=f"No heartbeat was written to table {table}: another lake has taken "

@@ -18,6 +18,7 @@ from pgcdc_assets.postgres.heartbeat import (
     Heartbeat,
     HeartbeatRow,
     SlotOwner,
+    find_table_id,
     read_heartbeat,
     write_heartbeat,
 )
@@ -73,7 +74,8 @@ def check_restore(row: HeartbeatRow | None, zone: RawZone, epoch: int) -> None:
     Raises:
         RawZoneError: the source was restored, and lacks captured changes.
     """
-    if row is None or not row.is_original or row.owner.epoch != epoch or not is_owner(row, zone):
+    # A row of an earlier epoch counts: the server was restored to a time before the renewal.
+    if row is None or not row.is_original or row.owner.epoch > epoch or not is_owner(row, zone):
         return
     captured = zone.changes.captured_heartbeat(epoch, row.table_id)
     if captured is None or row.number >= captured:
@@ -106,9 +108,9 @@ def record_owner(
     table = None if policy is None else policy.table_name
     if table is None:
         return None
-    row = read_heartbeat(conn, table, slot)
-    # A number below a captured one would look like a restored source.
-    captured = row and zone.changes.captured_heartbeat(epoch, row.table_id)
+    # A number below a captured one would look like a restored source, also in a new row.
+    table_id = find_table_id(conn, table)
+    captured = table_id and zone.changes.captured_heartbeat(epoch, table_id)
     owner = SlotOwner(slot, zone.name, zone.lake.path(zone.name), zone.epochs.create_id(), epoch)
     return write_heartbeat(conn, table, owner, captured_through, captured or 0, takes_over=True)
 

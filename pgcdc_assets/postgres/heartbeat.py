@@ -31,6 +31,12 @@ select tableoid::bigint, capture, lake, lake_id, epoch, heartbeat, written_at,
   from {table} where slot = %s
 """
 
+_TABLE_ID = """
+select c.oid::bigint
+  from pg_class c join pg_namespace n on n.oid = c.relnamespace
+ where (n.nspname, c.relname) = (%s, %s)
+"""
+
 # For the table pgcdc.heartbeats: insert into "pgcdc"."heartbeats" as h (slot, ...) values (...) on
 # conflict (slot) do update set capture = excluded.capture, ... where h.lake_id = excluded.lake_id
 _WRITE = """
@@ -169,6 +175,14 @@ def read_heartbeat(conn: Connection, table: TableName, slot: str) -> HeartbeatRo
             owner = SlotOwner(slot, capture, lake, lake_id, epoch)
             return HeartbeatRow(table_id, owner, number, written_at, is_original)
     return None
+
+
+def find_table_id(conn: Connection, table: TableName) -> int | None:
+    """Return the OID of a heartbeat table; None if the table does not exist."""
+    with conn.cursor() as cursor:
+        cursor.execute(_TABLE_ID, (table.schema, table.table))
+        row = cursor.fetchone()
+    return None if row is None else int(row[0])
 
 
 def write_heartbeat(

@@ -10,6 +10,7 @@ Sources: 26.4.2 Handling Query Conflicts; ProcessInterrupts in src/backend/tcop/
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 # serialization_failure: locks, snapshots and tablespaces. deadlock_detected: with the replay.
 # database_dropped. On a standby, a transaction that only reads has no other cause for these.
 CONFLICTS = frozenset({"40001", "40P01", "57P04"})
+
+_COLLECTOR_SECONDS = 2.0
 
 _COUNT = """
 select confl_tablespace + confl_lock + confl_snapshot + confl_bufferpin + confl_deadlock
@@ -48,7 +51,12 @@ def has_more_conflicts(settings: ConnectionSettings, count: int) -> bool:
     """Return whether a standby counts more conflicts than before; False if it is not available."""
     with contextlib.suppress(PgcdcError, psycopg2.Error):
         with query_connection(settings, "check") as conn:
-            return count_conflicts(conn) > count
+            # Before 15, a collector publishes the counters every 0.5 s (PGSTAT_STAT_INTERVAL).
+            patience = _COLLECTOR_SECONDS if conn.server_version < 150000 else 0.0
+            deadline = time.monotonic() + patience
+            while not (has_more := count_conflicts(conn) > count) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            return has_more
     return False
 
 

@@ -46,6 +46,8 @@ def read_wal(settings: ConnectionSettings, timeline: int, start: Lsn, end: Lsn) 
     try:
         if not connect(conn, float(settings.connect_timeout)):
             raise connection_failure(server, conn.get_error_message(), settings.variable)
+        # Postgres 14 refuses the next command without this one (StartReplication in walsender.c).
+        execute(conn, b"IDENTIFY_SYSTEM", _LIMIT_SECONDS)
         command = f"START_REPLICATION PHYSICAL {start} TIMELINE {timeline}"
         begun = execute(conn, command.encode(), _LIMIT_SECONDS)
         if begun.status != pq.ExecStatus.COPY_BOTH:

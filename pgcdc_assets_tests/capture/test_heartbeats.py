@@ -256,6 +256,12 @@ def test_an_edited_reloaded_or_missing_heartbeat_is_no_alarm(beating: Capturing)
     beating.database.execute(f"vacuum (full, freeze) {name}")
     beating.capture(limits=ROWS)
     beating.database.execute(f"delete from {name}")
+    # The first session writes a new row, and the second one compares the row.
+    beating.capture(limits=ROWS)
+    with _session(beating, ROWS, []) as session:
+        session.land(beating.window())
+        beating.database.execute(f"delete from {name}")
+        wait_until(lambda: bool(beating.database.query(f"select from {name}")), "a new row")
     beating.capture(limits=ROWS)
     beating.database.execute(f"create table reloaded as select * from {name}")
     beating.database.execute(f"truncate {name}; insert into {name} select * from reloaded")

@@ -27,6 +27,10 @@ def _check(outcome: Outcome) -> None:
     assert sum(outcome.kills.values()) >= KILLS / 2
 
 
+def _version(database: Database) -> int:
+    return int(database.value("show server_version_num")) // 10000
+
+
 @pytest.mark.every_pg
 @pytest.mark.parametrize(
     ("streaming", "two_phase"),
@@ -42,13 +46,14 @@ def _check(outcome: Outcome) -> None:
 def test_each_mode_on_each_version(
     database: Database, zone: RawZone, seed: int, streaming: Streaming, two_phase: bool
 ) -> None:
-    version = int(database.value("show server_version_num")) // 10000
+    version = _version(database)
     if (version < 15 and two_phase) or (version < 16 and streaming is Streaming.PARALLEL):
         pytest.skip("the version does not have this mode")
     plugin = PluginOptions(streaming, two_phase)
     _check(run_in_process(database, database, zone, plugin, seed, KILLS))
 
 
+@pytest.mark.every_pg(is_short=False)
 @pytest.mark.parametrize(
     "streaming", [pytest.param(Streaming.OFF, marks=pytest.mark.soak), Streaming.ON]
 )
@@ -59,16 +64,18 @@ def test_over_tls(
     streaming: Streaming,
     certificates: Certificates,
 ) -> None:
-    plugin = PluginOptions(streaming, two_phase=True)
+    plugin = PluginOptions(streaming, two_phase=_version(database) >= 15)
     _check(run_in_process(database, database, zone, plugin, seed, KILLS, certificates))
 
 
+@pytest.mark.every_pg(since=16)
 @pytest.mark.parametrize(
     ("streaming", "is_encrypted"),
     [
         (Streaming.OFF, False),
         (Streaming.ON, True),
         pytest.param(Streaming.ON, False, marks=pytest.mark.soak),
+        pytest.param(Streaming.PARALLEL, False, marks=pytest.mark.soak),
     ],
 )
 def test_from_a_standby(
@@ -80,7 +87,7 @@ def test_from_a_standby(
     certificates: Certificates,
 ) -> None:
     """The primary prepares transactions, and the standby's slot sends them, also over TLS."""
-    if int(source.primary.value("show server_version_num")) < 160000:
+    if _version(source.primary) < 16:
         pytest.skip("a standby decodes from Postgres 16 on")
     plugin = PluginOptions(streaming, two_phase=True)
     # Otherwise the primary removes catalog rows that the slot needs, which invalidates the slot.

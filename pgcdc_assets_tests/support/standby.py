@@ -39,6 +39,10 @@ def start_standby(primary: EmbeddedServer, standby: EmbeddedServer, slot: str) -
     assert status == 0, said
     # The copied port is the primary's.
     (standby.data_dir / "pgcdc.conf").unlink()
+    # -R writes options that libpq of earlier versions does not know. The last line counts.
+    conninfo = primary.conninfo().replace("'", "''")
+    with (standby.data_dir / "postgresql.auto.conf").open("a") as file:
+        file.write(f"primary_conninfo = '{conninfo}'\n")
     standby.start()
 
 

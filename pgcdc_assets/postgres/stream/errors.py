@@ -13,6 +13,7 @@ from pgcdc_assets.errors import (
     SlotLost,
     TransientError,
 )
+from pgcdc_assets.postgres.recovery_conflicts import CONFLICTS
 from pgcdc_assets.postgres.slots import SlotWalStatus
 from pgcdc_assets.postgres.stream.transport import ServerError
 
@@ -71,7 +72,8 @@ def stream_failure(server: str, slot: str, publication: str, error: ServerError)
         return ConfigurationError(
             reason=f"{server}: {reason}. `pgcdc check` prints the SQL that grants what is missing."
         )
-    if sqlstate.startswith(("08", "57P")):
+    if sqlstate.startswith(("08", "57P")) or sqlstate in CONFLICTS:
+        # After a conflict of a standby's slot with the replay, the next start finds the slot lost.
         return ConnectionLost(server=server, doing="reading the stream", reason=reason)
     if sqlstate.startswith(("53", "40", "57")) or sqlstate == "55P03":
         return TransientError(

@@ -164,8 +164,13 @@ def test_a_window_that_can_never_be_landed_does_not_stop_the_capture(
     assert orchestrated.execute(request, "capture").success
 
 
-def test_a_server_with_lost_wal_fails_the_tick(orchestrated: Orchestrated) -> None:
-    """B16: the server was restored from a backup, or replaced by a standby that lacks WAL."""
+def test_a_server_whose_wal_ends_below_the_captured_range_fails_the_tick(
+    orchestrated: Orchestrated,
+) -> None:
+    """A window that was never captured stands for a restored server; no timeline is compared.
+
+    `capture/test_failover.py` promotes a standby that lacks WAL.
+    """
     orchestrated.copy()
     (epoch,) = orchestrated.zone.epochs.all()
     lost = LsnWindow.of(1, epoch.start_lsn, epoch.start_lsn + (1 << 30))
@@ -174,6 +179,7 @@ def test_a_server_with_lost_wal_fails_the_tick(orchestrated: Orchestrated) -> No
         orchestrated.tick("lag")
     error = root_cause(caught.value)
     assert isinstance(error, RawZoneError)
+    assert "the server's WAL ends at" in str(error)
     assert "pgcdc renew" in str(error)
 
 
