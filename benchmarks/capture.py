@@ -20,7 +20,7 @@ from benchmarks.source import CaptureUsage, Source, log, source
 from benchmarks.turns import in_turns
 
 REPETITIONS = 5
-_CPU_LIMIT = 7.0
+_CPU_LIMIT = 4.0
 _RSS_LIMIT_MB = 600.0
 _PG_RECVLOGICAL, _CAPTURE = "pg_recvlogical", "capture"
 

@@ -205,3 +205,28 @@ def test_the_settings_page_lists_every_environment_variable() -> None:
     for path in (ROOT / "pgcdc_assets").rglob("*.py"):
         used |= set(re.findall(r'"(PGCDC_[A-Z_]+)"', path.read_text()))
     assert {name for name in used if f"`{name}`" not in page} <= {"PGCDC_FAILPOINT"}
+
+
+def purposes() -> set[str]:
+    """Return the purposes of the connections in the code: the texts among the arguments."""
+    found = set()
+    for path in (ROOT / "pgcdc_assets").rglob("*.py"):
+        for node in ast.walk(syntax_tree(path)):
+            if isinstance(node, ast.Call):
+                name = ast.unparse(node.func).rpartition(".")[2]
+                if name in ("connect", "conninfo_for", "query_connection"):
+                    found |= {a.value for a in node.args if isinstance(a, ast.Constant)}
+    return {str(each) for each in found}
+
+
+def test_the_guide_lists_the_purpose_of_every_session() -> None:
+    """B18."""
+    guide = (DOCS / "guides" / "your-database.md").read_text()
+    section = guide.partition("## Sessions of a capture")[2].partition("\n## ")[0]
+    listed = {
+        name
+        for line in section.splitlines()
+        if line.startswith("| `")
+        for name in re.findall(r"`(\w+)`", line.split("|")[1])
+    }
+    assert listed == purposes()

@@ -62,6 +62,16 @@ def test_interleaved_transactions_come_back_in_order_from_memory_and_disk(tmp_pa
     assert [path.name for path in common.iterdir()] == [".lock"]
 
 
+def test_rows_on_disk_are_compressed(tmp_path: Path) -> None:
+    """The rows repeat a text of 100 bytes."""
+    written = rows(0, 10_000)
+    with TransactionSpool(tmp_path / "spool", memory_bytes=1) as spool:
+        spool.append(7, written)
+        (file,) = tmp_path.glob("**/7.arrows")
+        assert 0 < file.stat().st_size == spool.disk_bytes < written.nbytes / 4
+        assert list(spool.read(7)) == [written]
+
+
 def test_small_transactions_never_touch_the_disk(tmp_path: Path) -> None:
     with TransactionSpool(tmp_path / "spool") as spool:
         spool.append(7, rows(0))

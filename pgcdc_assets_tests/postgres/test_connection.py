@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
+import re
 from contextlib import closing
+from pathlib import Path
 
 import psycopg2
 import pytest
@@ -11,10 +14,12 @@ from psycopg.conninfo import make_conninfo
 from psycopg2.extras import LogicalReplicationConnection
 
 from pgcdc_assets.errors import ConfigurationError, ConnectionLost, TransientError
+from pgcdc_assets.postgres import connection
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.errors import connection_failure
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.proxy import TcpProxy
+from pgcdc_assets_tests.support.syntax import syntax_tree
 
 SECRET = "s3cr3t-p4ss"
 
@@ -182,6 +187,23 @@ def test_connections_have_application_names(database: Database) -> None:
     with query_connection(database.settings("shop"), "sensor"):
         names = database.query("select application_name from pg_stat_activity")
     assert ("pgcdc sensor shop",) in names
+
+
+def test_each_connection_of_the_package_gets_its_application_name() -> None:
+    """B18. `conninfo_for` writes the name; the demo's shop is a program of its own."""
+    package = Path(connection.__file__).parents[1]
+    unnamed, count = [], 0
+    for path in package.rglob("*.py"):
+        for function in ast.walk(syntax_tree(path)):
+            if not isinstance(function, ast.FunctionDef) or "demo" in path.parts:
+                continue
+            text = ast.unparse(function)
+            if re.search(r"psycopg2?\.connect\(|PGconn\.connect(_start)?\(", text):
+                count += 1
+                if ".conninfo_for(" not in text:
+                    unnamed.append(f"{path}: {function.name}")
+    assert unnamed == []
+    assert count >= 6
 
 
 @pytest.mark.postgres

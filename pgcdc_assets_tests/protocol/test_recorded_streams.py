@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -89,14 +90,34 @@ def test_a_real_message_cut_at_any_byte_is_parked_or_a_protocol_error(
                 decode([*recorded[:index], payload[:length]])
 
 
-def test_a_real_message_with_a_wrong_byte_is_a_protocol_error_or_another_value(
+def test_a_wrong_byte_is_a_protocol_error_or_changes_only_what_its_message_says(
     recorded: list[bytes],
 ) -> None:
+    """Rows before the message never change. A change has one row, which is another one or parked.
+
+    The rows behind a damaged Begin, Relation, Truncate or logical message may be others.
+    """
+    expected = decode(recorded)
+    outcomes: Counter[str] = Counter()
     for index, payload in enumerate(recorded):
+        first = len(decode(recorded[:index]))
         for place in range(0, min(len(payload), 300), 3):
             damaged = bytearray(payload)
             damaged[place] ^= 0x81
             try:
-                decode([*recorded[:index], bytes(damaged), *recorded[index + 1 :]])
+                rows = decode([*recorded[:index], bytes(damaged), *recorded[index + 1 :]])
             except ProtocolError:
+                outcomes["error"] += 1
                 continue
+            assert rows[:first] == expected[:first]
+            if place < 25:
+                # LSNs and time of the frame, which whole transactions do not need.
+                assert rows == expected
+            elif payload[25:26] in (b"I", b"U", b"D"):
+                assert rows[first + 1 :] == expected[first + 1 :]
+                found = rows[first]
+                assert found != expected[first]
+                if found["op"] == "P":
+                    assert found["new"][1] == f"\0\\x{damaged[25:].hex()}"
+                outcomes["parked" if found["op"] == "P" else "another value"] += 1
+    assert min(outcomes[each] for each in ("error", "parked", "another value")) > 10

@@ -1,64 +1,54 @@
-"""Messages of two-phase commit, of a real server with `max_prepared_transactions`."""
+"""Messages of protocol versions 3 and 4, of a real server with `max_prepared_transactions`."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
-from pgcdc_assets.demo.programs import binaries
-from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
 from pgcdc_assets.protocol import transaction_messages as tm
+from pgcdc_assets_tests.protocol.test_streaming_decoder import decode, streaming
 from pgcdc_assets_tests.support.database import Database
 
-pytestmark = [pytest.mark.postgres]
+pytestmark = [pytest.mark.postgres, pytest.mark.every_pg(since=15)]
+
+FILL = "insert into t select i, repeat('x', 100) from generate_series(1, 2000) i"
 
 
-@pytest.fixture(scope="module", params=[pytest.param(15, marks=pytest.mark.soak), 18])
-def database(request: pytest.FixtureRequest) -> Iterator[Database]:
-    if binaries(request.param) is None:
-        pytest.skip(f"Postgres {request.param} is not installed")
-    folder = Path(tempfile.mkdtemp(prefix="pgcdc-test-two-phase-")) / "data"
-    settings = {**UNSAFE_BUT_FAST, "max_prepared_transactions": "10"}
-    server = EmbeddedServer(folder, request.param, settings)
-    try:
-        server.start()
-        yield Database(server, "postgres")
-    finally:
-        server.remove()
-        server.data_dir.parent.rmdir()
+def recorded(database: Database, version: int) -> list[bytes]:
+    """Return the messages of prepared, streamed and partly aborted transactions.
 
-
-def test_every_message_of_two_phase_commit_is_parsed(database: Database) -> None:
-    database.execute("create table t (id int, note text)")
-    database.execute("create publication p for table t")
-    database.execute("select pg_create_logical_replication_slot('s', 'pgoutput', false, true)")
-    for gid, count, end in (
-        ("small é", 1, "commit"),
-        ("large", 2000, "commit"),
-        ("undone", 2000, "rollback"),
-        ("open", 1, ""),
-    ):
-        with database.connect() as connection, connection.cursor() as cursor:
-            cursor.execute("begin")
-            cursor.execute("set local synchronous_commit = on")
-            cursor.execute(
-                "insert into t select i, repeat('x', 100) from generate_series(1, %s) i", (count,)
-            )
-            cursor.execute("prepare transaction %s", (gid,))
-            if end:
-                cursor.execute(f"{end} prepared %s", (gid,))
-    database.transaction("set local synchronous_commit = on", "insert into t values (0)")
+    The protocol version is the highest one of the server.
+    """
+    database.execute("create table t (id int, note text); create publication p for table t")
+    database.value(
+        "select pg_create_logical_replication_slot(%s, 'pgoutput', false, true)", (database.name,)
+    )
+    database.prepare("small é", "insert into t values (1)", end="commit")
+    database.prepare("large", FILL, end="commit")
+    database.prepare("undone", FILL, end="rollback")
+    database.prepare("open", "insert into t values (2)")
+    # Test servers commit asynchronously, so decoding could miss the last transaction.
+    flushed = "set local synchronous_commit = on"
+    database.transaction(flushed, FILL, "savepoint undone", FILL, "rollback to undone", FILL)
+    options = ("3", "on") if version < 16 else ("4", "parallel")
     with database.connect() as connection, connection.cursor() as cursor:
         cursor.execute("set logical_decoding_work_mem = '64kB'")
         cursor.execute(
-            "select data from pg_logical_slot_peek_binary_changes('s', null, null, "
-            "'proto_version', '3', 'publication_names', 'p', 'streaming', 'on', "
-            "'two_phase', 'true')"
+            "select data from pg_logical_slot_peek_binary_changes(%s, null, null, "
+            "'proto_version', %s, 'streaming', %s, 'publication_names', 'p', 'two_phase', 'true')",
+            (database.name, *options),
         )
-        messages = [bytes(data) for (data,) in cursor.fetchall()]
+        return [bytes(data) for (data,) in cursor.fetchall()]
+
+
+def test_each_message_of_protocol_versions_3_and_4_is_parsed(database: Database) -> None:
+    """Postgres 15 has version 3; later versions of Postgres have version 4."""
+    version = int(database.value("show server_version_num")) // 10000
+    if version < 15:
+        pytest.skip("two_phase requires Postgres 15")
+    messages = recorded(database, version)
 
     parsers: dict[int, Callable[[bytes], tm.Prepared | tm.RollbackPrepared]] = {
         tm.BEGIN_PREPARE: tm.parse_begin_prepare,
@@ -88,3 +78,23 @@ def test_every_message_of_two_phase_commit_is_parsed(database: Database) -> None
     assert isinstance(commit, tm.Prepared)
     assert begin.lsn < begin.end_lsn <= commit.lsn < commit.end_lsn
     assert begin.time_us <= commit.time_us
+
+    [committed] = [tm.parse_stream_commit(m) for m in messages if m[0] == tm.STREAM_COMMIT]
+    aborts = [tm.parse_stream_abort(m) for m in messages if m[0] == tm.STREAM_ABORT]
+    [aborted] = [each for each in aborts if each.xid == committed.xid]
+    assert aborted.subxid > committed.xid
+    if version < 16:
+        assert aborted[2:] == (None, None)
+    else:
+        assert aborted.abort_lsn is not None and aborted.time_us is not None
+        assert commit.end_lsn < aborted.abort_lsn < committed.commit_lsn
+        assert commit.time_us <= aborted.time_us <= committed.time_us
+
+    decoder, _ = streaming()
+    rows = decode(decoder, messages)
+    assert Counter(row["xid"] for row in rows) == {
+        begin.xid: 1,
+        found[3][1].xid: 2000,
+        committed.xid: 4000,
+    }
+    assert [each.key.gid for each in decoder.unfinished()] == ["open"]

@@ -114,6 +114,9 @@ class TlsFront:
         is_target_encrypted: encrypt the connections to the server too.
         protocols: the protocols of ALPN that the front negotiates.
         reply: reply to the request for encryption.
+
+    Attributes:
+        names: the host name that each client has sent (SNI); None for a client that sent no name.
     """
 
     def __init__(
@@ -131,6 +134,8 @@ class TlsFront:
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.load_cert_chain(certificates.path("good.crt"), certificates.path("good.key"))
         self._context.set_alpn_protocols(list(protocols))
+        self.names: list[str | None] = []
+        self._context.sni_callback = lambda _connection, name, _context: self.names.append(name)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.connection_count = 0

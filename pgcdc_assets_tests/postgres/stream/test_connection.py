@@ -18,6 +18,7 @@ from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConnectionLost, SlotBusy, TransientError
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.lease import capture_lease
+from pgcdc_assets.postgres.stream import start
 from pgcdc_assets.postgres.stream.connection import ReplicationStream
 from pgcdc_assets.postgres.stream.libpq_transport import LibpqWire
 from pgcdc_assets.postgres.stream.request import StreamSettings
@@ -28,6 +29,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.database import create_database
 from pgcdc_assets_tests.support.proxy import TcpProxy
+from pgcdc_assets_tests.support.tls_server import refuse
 from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = pytest.mark.postgres
@@ -97,6 +99,20 @@ def test_a_server_that_does_not_start_the_stream_is_a_lost_connection(
     with pytest.raises(TimeoutError, match=r"no answer in 0\.3 s"):
         kind(conn, b"select pg_sleep(20)", WireSettings(start_seconds=0.3))
     conn.finish()
+
+
+def test_a_connection_that_gssapi_encrypts_is_read_through_libpq(
+    capturing: Capturing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No server here has Kerberos: the answer of pg_stat_gssapi is a stand-in."""
+    facts = start._FACTS.replace(b"exists (select", b"not exists (select")
+    assert facts != start._FACTS
+    monkeypatch.setattr(start, "_FACTS", facts)
+    monkeypatch.setattr(start, "SocketWire", refuse)
+    capturing.begin("create table t (id int)")
+    capturing.database.execute("insert into t values (1)")
+    capturing.capture()
+    assert capturing.texts("t") == [["1"]]
 
 
 @pytest.mark.usefixtures("wire")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,39 @@ def test_a_second_connection_that_fails_leaves_the_stream_to_libpq(
     assert "read through libpq" in caplog.text
     assert "CERTIFICATE_VERIFY_FAILED" in caplog.text
     assert encrypted.texts("t") == [["1"]]
+
+
+def test_no_log_line_has_the_password(
+    encrypted: Capturing, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """B18. A refused password, a second connection that fails, and two captures that succeed."""
+    database = encrypted.database
+    encrypted.begin("create table t (id int)")
+    wrong, right = (
+        encrypted.through(f"{encrypted.conninfo} user=scram_user password={password}")
+        for password in ("wr0ng-s3cret", "sesame")
+    )
+
+    def start_with_a_changed_password(conn: pq.abc.PGconn, settings: WireSettings) -> TlsSession:
+        database.execute("alter role scram_user password 'other'")
+        try:
+            return start_session(conn, settings)
+        finally:
+            database.execute("alter role scram_user password 'sesame'")
+
+    with caplog.at_level(logging.DEBUG):
+        with pytest.raises(ConfigurationError, match="password authentication failed") as caught:
+            wrong.capture()
+        for replaced in (start_with_a_changed_password, start_session):
+            monkeypatch.setattr(tls_transport, "start_session", replaced)
+            database.execute("insert into t values (1)")
+            right.capture()
+    assert encrypted.texts("t") == [["1"], ["1"]]
+    assert "read through libpq, which costs more CPU: password authentication" in caplog.text
+    logged = "".join(f"{record.__dict__} {record.getMessage()}" for record in caplog.records)
+    for text in (caplog.text, logged, f"{caught.value!r} {caught.value}"):
+        assert "s3cret" not in text
+        assert "sesame" not in text
 
 
 def test_a_copy_over_tls_has_the_rows_of_the_source(

@@ -264,6 +264,29 @@ def test_a_direct_start_negotiates_the_protocol(
         front.close()
 
 
+@pytest.mark.parametrize(
+    ("host", "sent"),
+    [
+        ("host=localhost hostaddr=127.0.0.1", "localhost"),
+        ("host=localhost hostaddr=127.0.0.1 sslsni=0", None),
+        ("host=127.0.0.1", None),
+    ],
+)
+def test_the_name_of_the_host_is_sent_as_by_libpq(
+    certificates: Certificates, server18: EmbeddedServer, host: str, sent: str | None
+) -> None:
+    """SNI: the name that libpq sends, and none for an address. The front is the server's TLS."""
+    front = TlsFront(("127.0.0.1", server18.port), certificates)
+    try:
+        options = f"sslmode=verify-ca sslrootcert={certificates.path('root.crt')}"
+        with libpq(f"{host} port={front.port} dbname=postgres user=postgres {options}") as conn:
+            assert front.names == [sent], "libpq"
+            assert start(conn) > 0
+        assert front.names == [sent, sent]
+    finally:
+        front.close()
+
+
 def test_an_update_of_the_keys_continues_the_session(certificates: Certificates) -> None:
     """TLS 1.3 KeyUpdate, requested by the server between two records."""
     port = free_port()
