@@ -132,8 +132,8 @@ class StreamModel(dg.Model, Resolvable):
         default="off",
         description="When the server sends a transaction that exceeds its "
         "`logical_decoding_work_mem`. `off`: at the commit. `on`: while it runs, and the rows wait "
-        "on the local disk for the commit. `parallel`: as `on`, by the protocol of Postgres 16, and "
-        "not faster (measured on two cores: 1.03 of the time of `on`).",
+        "on the local disk for the commit. `parallel`: as `on`, by the protocol of Postgres 16, "
+        "and not faster (measured on two cores: 1.03 of the time of `on`).",
     )
     two_phase: bool = Field(
         default=StreamPolicy.two_phase,
