@@ -26,8 +26,11 @@ _LAST_CHECKPOINT = f"{FOLDER}/_last_checkpoint"
 
 
 def is_due(path: str, version: int, interval: int) -> bool:
-    """Return whether a table writes the checkpoint of a version, one of `interval` versions."""
-    return (version + zlib.crc32(path.encode())) % interval == 0
+    """Return whether a table writes the checkpoint of a version.
+
+    It writes one in `interval` versions, and none before as many versions.
+    """
+    return version >= interval and (version + zlib.crc32(path.encode())) % interval == 0
 
 
 def keep_checkpoints(lake: Lake, path: str, table: DeltaTable, *, commits: int = 1) -> None:

@@ -55,6 +55,15 @@ def test_spark_can_read_a_checkpoint_of_delta_rs_after_its_own(
     assert spark.read.format("delta").load(str(path)).count() == 21
 
 
+def test_a_table_with_few_versions_has_no_checkpoint(lake: Lake, path: Path) -> None:
+    append(path)
+    for _ in range(9):
+        before = DeltaTable(str(path))
+        append(path)
+        keep_checkpoints(lake, str(path), before)
+    assert not (path / "_delta_log" / "_last_checkpoint").exists()
+
+
 def test_the_tables_of_one_merge_write_checkpoints_in_different_merges() -> None:
     paths = [f"/lake/shop/scd1/public/orders_{number}" for number in range(100)]
     due = [[path for path in paths if is_due(path, version, 10)] for version in range(40, 50)]
@@ -67,8 +76,7 @@ def test_a_merge_of_two_commits_writes_the_checkpoint_of_either(
     lake: Lake, path: Path, first: int
 ) -> None:
     """The first commit is by Spark, so only every second version is looked at."""
-    append(path)
-    for _ in range(first):
+    for _ in range(10 + first):
         append(path)
     for _ in range(10):
         append(path)

