@@ -233,6 +233,7 @@ _PUBLICATION = {
 
 
 @pytest.mark.sampled
+@pytest.mark.every_pg(since=15)
 def test_a_gap_of_the_publication_is_found_for_the_tables_concerned(
     capturing: Capturing, role: str
 ) -> None:
@@ -268,6 +269,7 @@ def test_a_publication_that_is_renamed_and_gets_its_name_back_has_no_gap(
     assert shown(poll(capturing)) == ["t publication_changed!"]
 
 
+@pytest.mark.every_pg(since=15)
 def test_a_column_that_leaves_the_list_is_not_a_dropped_column(capturing: Capturing) -> None:
     _begin(capturing, "for table t (id, a)", "create table t (id int primary key, a int, b int)")
     capturing.database.execute("alter table t drop b")
@@ -276,6 +278,7 @@ def test_a_column_that_leaves_the_list_is_not_a_dropped_column(capturing: Captur
     assert shown(poll(capturing)) == ["t publication_changed!"]
 
 
+@pytest.mark.every_pg(since=15)
 def test_a_table_that_left_a_published_schema_and_returned_has_a_gap(
     capturing: Capturing, role: str
 ) -> None:
