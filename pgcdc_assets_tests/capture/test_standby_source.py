@@ -127,15 +127,7 @@ def test_a_conflict_with_recovery_that_ends_a_running_stream_names_the_lost_slot
         through = capturing.captured_through()
         wait_until(lambda: capturing.confirmed() == through, "the confirmation")
         source.primary.execute("insert into t values (2)")
-
-        def is_invalidated() -> bool:
-            # A VACUUM keeps the rows if another process of the primary has an old snapshot.
-            source.primary.execute("create table u (id int); drop table u")
-            source.primary.execute("vacuum pg_class")
-            source.wait_for_replay()
-            return capturing.status().is_lost
-
-        wait_until(is_invalidated, "the invalidation")
+        source.wait_for_invalidation(lambda: capturing.status().is_lost)
         with pytest.raises(
             SlotLost, match=r"catalog rows .* on this standby .*pgcdc renew.*"
         ) as it:

@@ -17,7 +17,6 @@ from pgcdc_assets.postgres.slot_creation import create_slot
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.standby import Source
-from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.every_pg(since=16)]
 
@@ -142,15 +141,7 @@ def test_a_slot_that_a_conflict_has_invalidated_names_the_conflict(
     with create_slot(replace(settings, lock_timeout_ms=60_000), _slot(source)) as made:
         start = made.consistent_point
     capturing.record_epoch(start)
-
-    def is_invalidated() -> bool:
-        # A VACUUM keeps the rows if another process of the primary has an old snapshot.
-        source.primary.execute("create table u (id int); drop table u")
-        source.primary.execute("vacuum pg_class")
-        source.wait_for_replay()
-        return capturing.status().is_lost
-
-    wait_until(is_invalidated, "the invalidation")
+    source.wait_for_invalidation(lambda: capturing.status().is_lost)
     end = source.wait_for_replay()
     with pytest.raises(SlotLost, match=r"catalog rows .* on this standby .*hot_standby_feedback"):
         capture_window(settings, zone, _slot(source), "pub", LsnWindow.of(1, start, end))

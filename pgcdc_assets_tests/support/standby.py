@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,6 +98,22 @@ class Source:
 
     def wait_for_replay(self) -> Lsn:
         return wait_for_replay(self.primary, self.standby)
+
+    def wait_for_invalidation(self, is_lost: Callable[[], bool]) -> None:
+        """Remove catalog rows of the primary until a logical slot of the standby is lost.
+
+        Args:
+            is_lost: returns whether the slot is lost.
+        """
+
+        def is_invalidated() -> bool:
+            # A VACUUM keeps the rows if another process of the primary has an old snapshot.
+            self.primary.execute("create table u (id int); drop table u")
+            self.primary.execute("vacuum pg_class")
+            self.wait_for_replay()
+            return is_lost()
+
+        wait_until(is_invalidated, "the invalidation")
 
     @contextlib.contextmanager
     def standby_setting(self, name: str, value: str) -> Iterator[None]:
