@@ -73,8 +73,14 @@ def postgres_conf(folder: Path, database: Database, driver: Path) -> dict[str, s
         f"{_JDO}.ConnectionDriverName": "org.postgresql.Driver",
         f"{_JDO}.ConnectionUserName": "${env.METASTORE_USER}",
         f"{_JDO}.ConnectionPassword": "${env.METASTORE_PASSWORD}",
-        "spark.hadoop.datanucleus.schema.autoCreateAll": "true",
         "spark.hadoop.hive.metastore.schema.verification": "false",
+        "spark.hadoop.datanucleus.schema.autoCreateAll": "true",
+        # Otherwise the first CREATE TABLE creates TBL_PRIVS in a second connection, which waits
+        # for the lock of the first one.
+        "spark.hadoop.datanucleus.autoStartMechanism": "Classes",
+        "spark.hadoop.datanucleus.autoStartClassNames": (
+            "org.apache.hadoop.hive.metastore.model.MTablePrivilege"
+        ),
     }
 
 
