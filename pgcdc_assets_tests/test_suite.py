@@ -81,11 +81,11 @@ def test_the_report_of_a_failed_random_test_names_its_seed(tmp_path: Path) -> No
     assert "run it again: --seed 4711" in said
 
 
-def test_a_short_run_has_a_sixth_of_the_longest_tests_and_six_runs_have_all(
+def test_a_short_run_has_an_eighth_of_the_longest_tests_and_eight_runs_have_all(
     tmp_path: Path,
 ) -> None:
     code = """
-@pytest.mark.parametrize("case", range(12))
+@pytest.mark.parametrize("case", range(16))
 @pytest.mark.sampled
 def test_long(case: int) -> None: ...
 
@@ -95,15 +95,15 @@ def test_longer() -> None: ...
 
 def test_short() -> None: ...
 """
-    every = {f"test_long[{case}]" for case in range(12)}
+    every = {f"test_long[{case}]" for case in range(16)}
     ran: list[set[str]] = []
-    for options in (*(["-m", "not soak", f"--seed={seed}"] for seed in range(6)), []):
+    for options in (*(["-m", "not soak", f"--seed={seed}"] for seed in range(8)), []):
         status, said = run_pytest(tmp_path, code, "-v", *options)
         assert status == 0, said
         ran.append(set(re.findall(r"::(\S+) PASSED", said)))
-    *sixths, complete = ran
-    assert [len(each & every) for each in sixths] == [2] * 6
-    assert set.union(*sixths) == every | {"test_short"} == complete - {"test_longer"}
+    *eighths, complete = ran
+    assert [len(each & every) for each in eighths] == [2] * 8
+    assert set.union(*eighths) == every | {"test_short"} == complete - {"test_longer"}
 
 
 def test_each_run_has_another_seed(tmp_path: Path) -> None:

@@ -48,7 +48,8 @@ def files_of_a_partition(path: str) -> int:
 
 @pytest.mark.postgres
 @pytest.mark.spark
-@pytest.mark.parametrize("scd", [1, pytest.param(2, marks=pytest.mark.sampled)])
+@pytest.mark.sampled
+@pytest.mark.parametrize("scd", [1, 2])
 def test_merges_do_not_leave_ever_more_files(pipeline: Pipeline, as_large: None, scd: int) -> None:
     target = CdcTable("public", "t", scd=(scd,))
     path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", "t", scd)
