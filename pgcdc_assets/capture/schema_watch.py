@@ -65,7 +65,7 @@ def poll_catalog(
 
 
 @dataclass(frozen=True)
-class Announcement:
+class RelationChange:
     """A relation version that the stream has announced first, or that is not certain.
 
     Attributes:
@@ -101,7 +101,7 @@ class SchemaWatch:
     tables: Collection[TableName] = ()
     settings: ConnectionSettings | None = None
     warnings: list[str] = field(default_factory=list)
-    _announced: list[Announcement] = field(default_factory=list, repr=False)
+    _announced: list[RelationChange] = field(default_factory=list, repr=False)
     _partitions: SentPartitions = field(default_factory=SentPartitions, repr=False)
 
     def register(self, relation: Relation, commit_lsn: Lsn, doubt: str = "") -> int:
@@ -118,7 +118,7 @@ class SchemaWatch:
         if doubt or not is_known:
             before = relations.version_before(self.epoch, oid, commit_lsn)
             before = relation if is_known else before
-            self._announced.append(Announcement(relation, before, commit_lsn, doubt))
+            self._announced.append(RelationChange(relation, before, commit_lsn, doubt))
         return relations.register(self.epoch, relation, commit_lsn)
 
     def record(self, conn: Connection | None) -> list[SchemaEvent]:
@@ -212,7 +212,7 @@ class _Events:
         self._recorded = [e for e in watch.zone.schema_events.read() if e.epoch == watch.epoch]
         self._declared = self._find_declared()
 
-    def find(self, announced: Iterable[Announcement]) -> list[SchemaEvent]:
+    def find(self, announced: Iterable[RelationChange]) -> list[SchemaEvent]:
         """Return the events that are not recorded yet."""
         found = [event for one in announced for event in self._of_announcement(one)]
         self._recorded += found
@@ -282,7 +282,7 @@ class _Events:
     def _is_there(self, oid: int) -> bool:
         return self._look is None or oid in self._look.tables
 
-    def _of_announcement(self, one: Announcement) -> Iterator[SchemaEvent]:
+    def _of_announcement(self, one: RelationChange) -> Iterator[SchemaEvent]:
         oid, relation = one.relation.relation_id, one.relation
         names = {*self._declared.values(), *self._watch.tables}
         if self._is_complete and oid not in self._declared and relation.name not in names:
@@ -304,7 +304,7 @@ class _Events:
             yield from self._recreated(one.lsn, relation, STREAM)
 
     def _compare(
-        self, one: Announcement, before: SeenDefinition | None, now: TableDefinition | None
+        self, one: RelationChange, before: SeenDefinition | None, now: TableDefinition | None
     ) -> list[SchemaChangeFound]:
         if one.before is None:
             return []

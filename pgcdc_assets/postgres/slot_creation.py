@@ -28,9 +28,9 @@ from psycopg2.extras import LogicalReplicationConnection
 
 from pgcdc_assets.errors import ConfigurationError, SlotBusy, TransientError
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.postgres.blocking_transactions import oldest_blocking_transaction
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.errors import connection_failure, statement_failure
-from pgcdc_assets.postgres.open_transactions import oldest_open_transaction
 from pgcdc_assets.postgres.recovery_conflicts import CONFLICTS, conflict_error, is_hot_standby
 from pgcdc_assets.postgres.standby_slot_creation import StandbyCreation
 from pgcdc_assets.table_name import quoted
@@ -266,7 +266,7 @@ def _creation_failure(
 
 def _blocker(settings: ConnectionSettings) -> str:
     with query_connection(settings, "check") as conn:
-        found = oldest_open_transaction(conn)
+        found = oldest_blocking_transaction(conn)
     if found is None:
         return "the creation waited for a transaction that has ended by now."
     return f"the creation waits for {found.describe()} ({found.remedy()})."

@@ -21,8 +21,8 @@ import psycopg2
 
 from pgcdc_assets.error_text import first_line
 from pgcdc_assets.errors import ConfigurationError, PgcdcError, TransientError
+from pgcdc_assets.postgres.blocking_transactions import oldest_blocking_transaction
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.postgres.open_transactions import oldest_open_transaction
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
@@ -121,7 +121,7 @@ class StandbyCreation:
                     return
                 if time.monotonic() >= end:
                     break
-            found = oldest_open_transaction(conn)
+            found = oldest_blocking_transaction(conn)
         if found is None:
             self._blocker = (
                 "a standby waits until it has replayed a record of the running transactions of its "

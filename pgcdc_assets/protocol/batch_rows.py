@@ -40,7 +40,7 @@ NOT_TRANSACTIONAL = "non-transactional logical message, not landed"
 OLD_UNCHANGED = "unchanged TOAST in an old tuple, landed as NULL"
 
 
-class Announcement(NamedTuple):
+class AnnouncedRelation(NamedTuple):
     """A relation announced in the middle of a batch."""
 
     message: int
@@ -128,7 +128,7 @@ def find_relations(
     changes: Positions,
     before: Mapping[int, int],
     after: Mapping[int, int],
-    announcements: list[Announcement],
+    announcements: list[AnnouncedRelation],
 ) -> Positions:
     """Return the index of each change's relation version.
 

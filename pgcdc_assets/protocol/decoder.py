@@ -33,7 +33,7 @@ from pgcdc_assets.protocol.batch_rows import (
     IS_CHANGE,
     IS_RARE,
     OLD_UNCHANGED,
-    Announcement,
+    AnnouncedRelation,
     BatchRows,
     Extra,
     count_values,
@@ -281,8 +281,8 @@ class Decoder:
 
     def _read_rare(
         self, heads: Heads, transactions: arrow_batch.Transactions
-    ) -> tuple[list[Announcement], list[Extra]]:
-        announcements: list[Announcement] = []
+    ) -> tuple[list[AnnouncedRelation], list[Extra]]:
+        announcements: list[AnnouncedRelation] = []
         extras: list[Extra] = []
 
         def read_one(index: int, action: int, data: bytes) -> None:
@@ -294,7 +294,7 @@ class Decoder:
                 announced = arrow_batch.Announced(*resolved, self.number_announcement())
                 relation_id = announced.relation.relation_id
                 self._relation_indexes[relation_id] = len(self._announced)
-                announcements.append(Announcement(index, relation_id, len(self._announced)))
+                announcements.append(AnnouncedRelation(index, relation_id, len(self._announced)))
                 self._announced.append(announced)
             elif action == TYPE:
                 # Check the layout only: `resolve` reads types from the catalog, in more detail.

@@ -27,7 +27,7 @@ from pgcdc_assets.protocol.batch_rows import (
     IS_CHANGE,
     IS_RARE,
     OLD_UNCHANGED,
-    Announcement,
+    AnnouncedRelation,
     Extra,
     count_values,
     find_relations,
@@ -230,15 +230,17 @@ class OpenTransaction:
         xids: Positions,
         number_announcement: Callable[[], int],
         selection: MessageSelection,
-    ) -> tuple[list[Announcement], list[Extra]]:
-        announcements: list[Announcement] = []
+    ) -> tuple[list[AnnouncedRelation], list[Extra]]:
+        announcements: list[AnnouncedRelation] = []
         extras: list[Extra] = []
 
         def read_one(index: int, action: int, data: bytes) -> None:
             if action == RELATION:
                 relation = messages.parse_relation(data)
                 self.valid[relation.relation_id] = len(self.announced)
-                announcements.append(Announcement(index, relation.relation_id, len(self.announced)))
+                announcements.append(
+                    AnnouncedRelation(index, relation.relation_id, len(self.announced))
+                )
                 self.announced.append(
                     StreamedRelation(relation, int(xids[index]), number_announcement())
                 )

@@ -14,7 +14,7 @@ from pgcdc_assets.raw.lake import Lake
 FOLDER = "_delta_log"
 
 
-class OpenedTable(DeltaTable):
+class LogTable(DeltaTable):
     """A version of a table that reads each application transaction once.
 
     For each call delta-rs reads all log entries after the last checkpoint. In an object store each
@@ -38,7 +38,7 @@ def open_delta_table(lake: Lake, uri: str) -> DeltaTable | None:
         DeltaError, OSError: the log cannot be read.
     """
     try:
-        return OpenedTable(uri, storage_options=lake.delta_options)
+        return LogTable(uri, storage_options=lake.delta_options)
     except TableNotFoundError:
         return None
 

@@ -232,11 +232,11 @@ class MessageTable:
                     "that LSN.",
                 )
 
-    def _starts(self, since: Position | None) -> list[tuple[int, Lsn]]:
+    def _starts(self, since: Position | None) -> list[Position]:
         """Return the epochs from a position on, each with the LSN to start at."""
         first, lsn = since or Position(0, Lsn(0))
         epochs = [each.epoch for each in self.zone.epochs.all() if each.epoch >= first]
-        return [(epoch, lsn if epoch == first else Lsn(0)) for epoch in epochs]
+        return [Position(epoch, lsn if epoch == first else Lsn(0)) for epoch in epochs]
 
     def _ranges(self, since: Position | None, through: Position) -> list[LsnWindow]:
         """Return the ranges between two positions whose windows have logical messages."""

@@ -74,9 +74,9 @@ def find_pair(
     epoch, lsn = min(image.watermark, history.watermark)
     ahead = max(image, history, key=lambda pinned: pinned.watermark or (0, Lsn(0)))
     found = version_through(zone, open_merged(zone, ahead.path, name), ahead.path, epoch, lsn)
-    if found is None or found[1] != lsn:
+    if found is None or found.watermark != lsn:
         return progress
-    earlier = read_table_version(zone, ahead.path, name, epochs, found[0])
+    earlier = read_table_version(zone, ahead.path, name, epochs, found.version)
     if earlier.watermark != (epoch, lsn) or earlier.key != history.key:
         return progress
     return Pair(earlier, history) if ahead is image else Pair(image, earlier)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
@@ -85,23 +85,29 @@ def _find_or_stage(
     found = version_through(zone, log, path, moment.epoch, moment.lsn)
     if found is None:
         return None
-    version, watermark = found
-    if _is_unchanged(zone, table, moment, watermark):
-        return TargetVersion(path, version)
+    if _is_unchanged(zone, table, moment, found.watermark):
+        return TargetVersion(path, found.version)
     staged = table_path(zone.lake, zone.name, table.schema, table.table, _SCD, root)
     if not copy_small(zone.lake, log, staged):
         spark.sql(
             f"CREATE TABLE {delta_table(staged)} SHALLOW CLONE {delta_table(path)} "
-            f"VERSION AS OF {version}"
+            f"VERSION AS OF {found.version}"
         )
     # The copy has the table's rows, but not its application transactions.
-    advance_watermark(zone, staged, None, Position(moment.epoch, watermark))
+    advance_watermark(zone, staged, None, Position(moment.epoch, found.watermark))
     return None
+
+
+class MergedVersion(NamedTuple):
+    """A version of a table and its watermark."""
+
+    version: int
+    watermark: Lsn
 
 
 def version_through(
     zone: RawZone, table: DeltaTable, path: str, epoch: int, lsn: Lsn
-) -> tuple[int, Lsn] | None:
+) -> MergedVersion | None:
     """Find the newest version with a watermark at or below the LSN; None without such a version."""
     for _ in range(_VERSIONS):
         try:
@@ -110,7 +116,7 @@ def version_through(
             # The log's older entries are cleaned away.
             return None
         if watermark is not None and watermark <= lsn:
-            return table.version(), watermark
+            return MergedVersion(table.version(), watermark)
         if table.version() == 0:
             return None
         try:

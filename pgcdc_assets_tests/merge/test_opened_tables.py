@@ -24,12 +24,12 @@ def test_a_merge_opens_its_table_once_at_most(
     monkeypatch.setattr(current_image, "is_tiny", lambda *sizes: False)
     opened: list[str] = []
 
-    class Counted(delta_log.OpenedTable):
+    class Counted(delta_log.LogTable):
         def __init__(self, uri: str, **options: Any) -> None:
             opened.append(uri)
             super().__init__(uri, **options)
 
-    monkeypatch.setattr(delta_log, "OpenedTable", Counted)
+    monkeypatch.setattr(delta_log, "LogTable", Counted)
     pipeline.start("create table t (id int primary key, v text)", "insert into t values (1, 'a')")
     pipeline.sync()
     assert pipeline.path() in opened

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import TableDamaged
 from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables, rebuild_table
-from pgcdc_assets.orchestration.jobs.maintenance import lowest_watermark
+from pgcdc_assets.orchestration.jobs.maintenance import lowest_position
 from pgcdc_assets.orchestration.state import read_state
 from pgcdc_assets.raw.retention import remove_windows
 from pgcdc_assets.raw.zone import RawZone
@@ -122,7 +122,7 @@ def test_a_damaged_table_stops_neither_sensor_nor_retention(landing: Landing) ->
     items, other = read_state(zone, capture).tables
     assert (items.is_broken, items.needs_merge) == (True, True)
     assert (other.is_broken, other.waiting_changes) == (False, 1)
-    assert lowest_watermark(zone, capture) is None
+    assert lowest_position(zone, capture) is None
 
 
 @pytest.mark.sampled

@@ -66,7 +66,7 @@ def build_maintenance_job(
         lake: LakeResource = getattr(context.resources, names.lake)
         with claim_run(context), dagster_failures(capture.name):
             zone = lake.zone(capture.name)
-            lowest = lowest_watermark(zone, capture)
+            lowest = lowest_position(zone, capture)
             if lowest is None:
                 context.log.info("All windows are kept: a table was never merged")
                 return
@@ -166,7 +166,7 @@ def build_maintenance_job(
     return maintenance_job, schedule
 
 
-def lowest_watermark(zone: RawZone, capture: CdcCapture) -> Position | None:
+def lowest_position(zone: RawZone, capture: CdcCapture) -> Position | None:
     """Return the lowest watermark of all declared SCD tables; None if a table was never merged.
 
     The first merge of a table needs every window.

@@ -10,9 +10,9 @@ import psycopg2
 from psycopg2.extras import LogicalReplicationConnection
 
 from pgcdc_assets.errors import ConfigurationError, PgcdcError
+from pgcdc_assets.postgres.blocking_transactions import oldest_blocking_transaction
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.errors import connection_failure
-from pgcdc_assets.postgres.open_transactions import oldest_open_transaction
 from pgcdc_assets.postgres.preflight.finding import Finding
 from pgcdc_assets.postgres.slot_health import slot_health
 from pgcdc_assets.postgres.slots import (
@@ -291,7 +291,7 @@ def _check_room(server: Server, *, needs_slot: bool, is_streaming: bool) -> Iter
 
 def _check_creation(conn: Connection, slot: str) -> Iterator[Finding]:
     yield Finding("slot", "ok", f"Slot {slot} does not exist yet; the first snapshot creates it.")
-    blocker = oldest_open_transaction(conn)
+    blocker = oldest_blocking_transaction(conn)
     if blocker is not None:
         yield Finding(
             "open_transaction",

@@ -22,7 +22,7 @@ select l.transactionid::text, l.pid, p.gid
 
 
 @dataclass(frozen=True, slots=True)
-class OpenTransaction:
+class BlockingTransaction:
     """A transaction that blocks the creation of a slot.
 
     Attributes:
@@ -48,9 +48,9 @@ class OpenTransaction:
         return f"end it with: select pg_terminate_backend({self.pid})"
 
 
-def oldest_open_transaction(conn: Connection) -> OpenTransaction | None:
+def oldest_blocking_transaction(conn: Connection) -> BlockingTransaction | None:
     """Return the oldest open transaction with a transaction id, of any database."""
     with conn.cursor() as cursor:
         cursor.execute(_OPEN_TRANSACTIONS)
         row = cursor.fetchone()
-    return None if row is None else OpenTransaction(*row)
+    return None if row is None else BlockingTransaction(*row)
