@@ -20,6 +20,7 @@ from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import identifier, string
+from pgcdc_assets.tables.columns import VALID_FROM_EPOCH, VALID_FROM_LSN
 from pgcdc_assets.verify.table_version import TableVersion
 
 if TYPE_CHECKING:
@@ -103,9 +104,9 @@ def _is_older(
 ) -> str:
     """Write the SQL condition that a row is older than the column."""
     since, start = int(column.since), int(epoch.start_lsn)
-    if "_valid_from_lsn" in names:
+    if VALID_FROM_LSN in names:
         made = f"_valid_from_lsn >= {start} AND _valid_from_lsn < {since}"
-        if "_valid_from_epoch" in names:
+        if VALID_FROM_EPOCH in names:
             made += f" AND _valid_from_epoch = {epoch.epoch}"
         if tracked is not None and column.name not in tracked:
             # A change of the column alone opens no version, but updates the current version.

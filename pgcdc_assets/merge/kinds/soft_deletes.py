@@ -36,6 +36,8 @@ from pgcdc_assets.spark.sql import delta_table, identifier
 from pgcdc_assets.tables.columns import (
     DELETED,
     DELETED_AT_LSN,
+    LSN,
+    ORDINAL,
     SOFT_DELETE_COLUMNS,
     SystemColumns,
 )
@@ -174,7 +176,7 @@ class SoftDeletes(AccumulatingTable):
             of_key = f"PARTITION BY {', '.join(f'struct({each.sql})' for each in values)}"
             is_null = " OR ".join(each.is_null for each in values)
             before = [n for n in stored_key(self.task.state) if n in rows.columns]
-            order = ["_deleted", "_lsn DESC", "_ordinal DESC", *map(identifier, before)]
+            order = [DELETED, f"{LSN} DESC", f"{ORDINAL} DESC", *map(identifier, before)]
             rows = rows.selectExpr(
                 "*",
                 f"({is_null}) AS lacks_key",
