@@ -44,7 +44,9 @@ def following(zone: RawZone, state: ScdState, step: Step) -> Iterator[bool]:
 
 
 def _follow(zone: RawZone, state: ScdState, step: Step) -> None:
-    state.table.update_incremental()
+    if state.table.version() == state.version:
+        # A checkpoint that was due has updated the table already.
+        state.table.update_incremental()
     version = state.table.version()
     if version != state.version + 1:
         return
