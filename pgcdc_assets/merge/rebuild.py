@@ -44,6 +44,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table, string
 from pgcdc_assets.tables.columns import DELETED, OP, VALID_FROM
+from pgcdc_assets.tables.deleted_rows import deleted_rows
 from pgcdc_assets.tables.fence import Step, fence_app_id, fence_transactions, read_fence
 from pgcdc_assets.tables.properties import BEGINS_WITH, KEY_SINCE, MAPPING, MAX_COLUMN_ID, OURS
 from pgcdc_assets.tables.schema_gate import read_gate
@@ -248,7 +249,7 @@ def _replace_contents(
     """Replace a table's contents, schema and watermark by those of the staged table."""
     path = live.path
     staged = _open(zone, staged_path)
-    if pa.table(staged.deletion_vectors()).num_rows:
+    if deleted_rows(zone.lake, staged_path, staged):
         spark.sql(f"REORG TABLE {delta_table(staged_path)} APPLY (PURGE)")
         staged = _open(zone, staged_path)
     actions = _added_files(zone, staged, staged_path)

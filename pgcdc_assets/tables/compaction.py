@@ -15,8 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
+from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.spark.session_settings import session_settings
 from pgcdc_assets.spark.sql import delta_table
+from pgcdc_assets.tables.deleted_rows import deleted_rows
+from pgcdc_assets.tables.row_counts import written_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,12 +47,13 @@ def has_many_small_files(files: pa.Table) -> bool:
     return _most_files(files, SMALL_FILE_BYTES) >= MOST_SMALL_FILES
 
 
-def needs_optimize(table: DeltaTable) -> bool:
+def needs_optimize(lake: Lake, path: str, table: DeltaTable) -> bool:
     """Return whether an OPTIMIZE could change the table."""
+    files = pa.table(table.get_add_actions(flatten=True))
     return (
-        _most_files(pa.table(table.get_add_actions(flatten=True)), FILE_BYTES) > 1
+        _most_files(files, FILE_BYTES) > 1
         # OPTIMIZE rewrites a file of which many rows are deleted.
-        or pa.table(table.deletion_vectors()).num_rows > 0
+        or bool(deleted_rows(lake, path, table, written_rows(files)))
         or _CLUSTERING in (table.protocol().writer_features or ())
     )
 

@@ -83,7 +83,7 @@ def maintain_table(
         if keep_hours < _CHECKED_HOURS:
             session.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
         report = MaintenanceReport(path)
-        if table is None or needs_optimize(table):
+        if table is None or needs_optimize(lake, path, table):
             report = _merge_files(session, path)
         try:
             session.sql(f"VACUUM {delta_table(path)} RETAIN {keep_hours} HOURS").collect()

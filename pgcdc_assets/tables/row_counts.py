@@ -1,4 +1,4 @@
-"""Counts of rows, from the statistics of a table's files and its deletion vectors."""
+"""Counts of rows, from the statistics of a table's files."""
 
 from __future__ import annotations
 
@@ -21,12 +21,3 @@ def rescued_rows(files: pa.Table) -> dict[str, int | None]:
         return dict.fromkeys(paths)
     counts = pc.subtract(files.column("num_records"), files.column(_NULL_RESCUED))
     return dict(zip(paths, counts.to_pylist(), strict=True))
-
-
-def count_rows(written: int | None, vectors: pa.Table) -> int | None:
-    """Count the rows of a table; None if a file has no statistics."""
-    if not written:
-        return written
-    kept = vectors.column("selection_vector").combine_chunks()
-    hidden = pc.sum(pc.invert(pc.list_flatten(kept))).as_py()
-    return written - int(hidden or 0)

@@ -27,6 +27,7 @@ from pgcdc_assets.raw.store_errors import explain_store_error
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import folder_name
 from pgcdc_assets.tables.checkpoints import keep_checkpoints
+from pgcdc_assets.tables.deleted_rows import deleted_rows
 from pgcdc_assets.tables.fence import (
     Step,
     fence_app_id,
@@ -39,7 +40,7 @@ from pgcdc_assets.tables.fence import (
     watermark_transactions,
 )
 from pgcdc_assets.tables.properties import KEY
-from pgcdc_assets.tables.row_counts import count_rows, rescued_rows, written_rows
+from pgcdc_assets.tables.row_counts import rescued_rows, written_rows
 
 _ATTEMPTS = 5
 
@@ -144,7 +145,8 @@ def read_scd_state(lake: Lake, name: str, path: str) -> ScdState | None:
 
 def _read_state(lake: Lake, name: str, path: str, table: DeltaTable) -> ScdState:
     files = pa.table(table.get_add_actions(flatten=True))
-    vectors = pa.table(table.deletion_vectors())
+    written = written_rows(files)
+    deleted = deleted_rows(lake, path, table, written)
     metadata = table.metadata()
     return ScdState(
         path=path,
@@ -156,8 +158,8 @@ def _read_state(lake: Lake, name: str, path: str, table: DeltaTable) -> ScdState
         columns=tuple(field.name for field in table.schema().fields),
         schema=table.schema().to_json(),
         description=metadata.description or "",
-        row_count=count_rows(written_rows(files), vectors),
-        has_deletion_vectors=vectors.num_rows > 0,
+        row_count=None if written is None else written - sum(deleted.values()),
+        has_deletion_vectors=bool(deleted),
         files=files,
         table=table,
     )

@@ -18,6 +18,7 @@ from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.tables.deleted_rows import deleted_rows, file_name
 from pgcdc_assets.tables.fence import read_watermarks
 from pgcdc_assets.tables.properties import (
     KEY,
@@ -26,6 +27,7 @@ from pgcdc_assets.tables.properties import (
     RELATION_VERSION,
     parse_key,
 )
+from pgcdc_assets.tables.row_counts import written_rows
 from pgcdc_assets.tables.state import explain_read_errors, open_table
 from pgcdc_assets.verify.target import TargetVersion, read_version
 
@@ -114,7 +116,7 @@ def _pin(
         )
     watermarks = read_watermarks(zone, table, path, [epoch.epoch for epoch in epochs])
     files = pa.table(table.get_add_actions(flatten=True))
-    hidden = _hidden_rows(table)
+    hidden = deleted_rows(zone.lake, path, table, written_rows(files))
     rows = _rows_by_file(files, hidden)
     current = None
     if rows is not None and _CURRENT in files.column_names:
@@ -164,25 +166,10 @@ def _rows_by_file(files: pa.Table, hidden: Mapping[str, int]) -> list[int] | Non
     counts = files.column("num_records")
     if counts.null_count:
         return None
-    names = map(_file_name, files.column("path").to_pylist())
+    names = map(file_name, files.column("path").to_pylist())
     return [
         count - hidden.get(name, 0) for name, count in zip(names, counts.to_pylist(), strict=True)
     ]
-
-
-def _hidden_rows(table: DeltaTable) -> dict[str, int]:
-    vectors = pa.table(table.deletion_vectors())
-    names = [_file_name(path) for path in vectors.column("filepath").to_pylist()]
-    kept = vectors.column("selection_vector").combine_chunks()
-    of_hidden = pc.list_parent_indices(kept).filter(pc.invert(pc.list_flatten(kept)))
-    return {
-        names[entry["values"]]: entry["counts"] for entry in pc.value_counts(of_hidden).to_pylist()
-    }
-
-
-def _file_name(path: str) -> str:
-    """Return the name of a file, which is unique in a table."""
-    return path.rpartition("/")[2]
 
 
 def open_merged(zone: RawZone, path: str, name: str, version: int | None = None) -> DeltaTable:

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.merge import MergeReport
 from pgcdc_assets.merge.kinds import current_image
+from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark import tuning
 from pgcdc_assets.spark.session import own_sessions
@@ -134,9 +135,9 @@ def test_the_maintenance_optimizes_what_an_optimize_would_change(tmp_path: Path)
     for name, partitioned_by in (("plain", None), ("split", ["p"])):
         path = str(tmp_path / name)
         write_deltalake(path, rows, partition_by=partitioned_by)
-        assert not needs_optimize(DeltaTable(path)), name
+        assert not needs_optimize(Lake(path), path, DeltaTable(path)), name
         write_deltalake(path, rows.slice(1), mode="append")
-        assert needs_optimize(DeltaTable(path)), name
+        assert needs_optimize(Lake(path), path, DeltaTable(path)), name
 
 
 @pytest.mark.spark
@@ -150,9 +151,9 @@ def test_the_maintenance_optimizes_deleted_rows_and_clustered_tables(
             "TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
         )
         spark.range(100).repartition(1).write.format("delta").mode("append").save(path)
-        assert needs_optimize(DeltaTable(path)) == (name == "clustered")
+        assert needs_optimize(Lake(path), path, DeltaTable(path)) == (name == "clustered")
         spark.sql(f"DELETE FROM delta.`{path}` WHERE id < 50").collect()
-        assert needs_optimize(DeltaTable(path)), name
+        assert needs_optimize(Lake(path), path, DeltaTable(path)), name
 
 
 # Set by the package, not set with a default, not set without a default, and unknown to Spark.

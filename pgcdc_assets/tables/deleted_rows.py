@@ -1,0 +1,106 @@
+"""The rows of a Delta table that deletion vectors remove, counted by file.
+
+delta-rs returns a vector of one boolean for each row of a file, which it reads from the store. The
+log has the count of each vector (`cardinality`, "Deletion Vectors" in Delta's PROTOCOL.md), so the
+count of a large table is read from the log alone: neither time nor memory grows with its rows. For
+a small table, delta-rs is faster, because it has read the log already.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from pgcdc_assets.raw.delta_log import FOLDER, read_commit_lines
+from pgcdc_assets.raw.files import filesystem
+from pgcdc_assets.raw.lake import Lake
+
+# The vectors of fewer rows need little time and memory.
+SMALL_TABLE_ROWS = 1_000_000
+
+_FEATURE = "deletionVectors"
+_LAST_CHECKPOINT = f"{FOLDER}/_last_checkpoint"
+_ADD = b'{"add"'
+
+
+def deleted_rows(
+    lake: Lake, path: str, table: DeltaTable, written: int | None = None
+) -> dict[str, int]:
+    """Count the rows that deletion vectors remove from the files of a version.
+
+    Args:
+        path: the table's folder.
+        table: the version.
+        written: number of rows in the files; None: unknown.
+
+    Returns:
+        The counts by name of file, for files with a deletion vector.
+
+    Raises:
+        DeltaError, OSError, ValueError, pa.ArrowException: the log or a vector cannot be read.
+    """
+    if _FEATURE not in (table.protocol().reader_features or ()):
+        return {}
+    if written is None or written > SMALL_TABLE_ROWS:
+        found = _read_log(filesystem(lake, path), table)
+        if found is not None:
+            return found
+    return _read_vectors(table)
+
+
+def file_name(path: str) -> str:
+    """Return the name of a file, which is unique in a table."""
+    return path.rpartition("/")[2]
+
+
+def _read_log(files: pafs.FileSystem, table: DeltaTable) -> dict[str, int] | None:
+    """Read the counts from the last checkpoint and the commits after it.
+
+    Returns:
+        The counts; None if the checkpoint is of another form, or newer than the version.
+    """
+    checkpoint: dict[str, int] = {}
+    with suppress(FileNotFoundError), files.open_input_stream(_LAST_CHECKPOINT) as stream:
+        checkpoint = json.loads(stream.read())
+    covered = checkpoint.get("version", -1)
+    if covered > table.version() or checkpoint.get("parts") or checkpoint.get("v2Checkpoint"):
+        return None
+    counts = {} if covered < 0 else _read_checkpoint(files, covered)
+    for version in range(covered + 1, table.version() + 1):
+        for line in read_commit_lines(files, version):
+            if line.startswith(_ADD):
+                add = json.loads(line)["add"]
+                vector = add.get("deletionVector") or {}
+                counts[file_name(add["path"])] = vector.get("cardinality", 0)
+    live = map(file_name, pa.table(table.get_add_actions()).column("path").to_pylist())
+    return {name: count for name in live if (count := counts.get(name, 0))}
+
+
+def _read_checkpoint(files: pafs.FileSystem, version: int) -> dict[str, int]:
+    place = f"{FOLDER}/{version:020d}.checkpoint.parquet"
+    columns = ["add.path", "add.deletionVector.cardinality"]
+    with files.open_input_file(place) as file:
+        # Not `read_table`, which would return the two fields without their structs.
+        adds = pq.ParquetFile(file).read(columns).column("add").combine_chunks()
+    if "deletionVector" not in {field.name for field in adds.type}:
+        return {}
+    counts = pc.struct_field(adds, ["deletionVector", "cardinality"])
+    has_vector = pc.is_valid(counts)
+    paths = pc.struct_field(adds, "path").filter(has_vector).to_pylist()
+    return dict(zip(map(file_name, paths), counts.filter(has_vector).to_pylist(), strict=True))
+
+
+def _read_vectors(table: DeltaTable) -> dict[str, int]:
+    vectors = pa.table(table.deletion_vectors())
+    names = [file_name(path) for path in vectors.column("filepath").to_pylist()]
+    kept = vectors.column("selection_vector").combine_chunks()
+    of_deleted = pc.list_parent_indices(kept).filter(pc.invert(pc.list_flatten(kept)))
+    return {
+        names[entry["values"]]: entry["counts"] for entry in pc.value_counts(of_deleted).to_pylist()
+    }
