@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,20 @@ def test_short() -> None: ...
     *eighths, complete = ran
     assert [len(each & every) for each in eighths] == [2] * 8
     assert set.union(*eighths) == every | {"test_short"} == complete - {"test_longer"}
+
+
+def test_a_short_run_has_half_of_the_tests_of_the_merge_on_each_kind_of_session(seed: int) -> None:
+    command = ["-m", "pytest", "--collect-only", "-q", "-m", "not soak", f"--seed={seed}"]
+    done = subprocess.run(
+        [sys.executable, *command, "-p", "no:cacheprovider", "pgcdc_assets_tests/merge"],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    kinds = Counter(re.findall(rf"::\S+\[.*\b({EMBEDDED}|{CONNECT})\b", done.stdout))
+    assert kinds.total() > 80
+    assert min(kinds[EMBEDDED], kinds[CONNECT]) >= 0.4 * kinds.total()
 
 
 def test_each_run_has_another_seed(tmp_path: Path) -> None:
