@@ -12,7 +12,7 @@ from pgcdc_assets import failpoints
 from pgcdc_assets.activity import Activity, activity
 from pgcdc_assets.capture.cancellation import Work
 from pgcdc_assets.capture.captured_slot import CapturedSlot
-from pgcdc_assets.capture.malformed import keep_malformed
+from pgcdc_assets.capture.malformed_messages import keep_malformed
 from pgcdc_assets.capture.meter import Meter, Phase
 from pgcdc_assets.capture.schema_watch import SchemaWatch
 from pgcdc_assets.capture.source_stream import SourceStream
@@ -21,7 +21,7 @@ from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.postgres.lease import Lease
 from pgcdc_assets.postgres.timelines import server_timeline
 from pgcdc_assets.protocol.frames import HEAD_BYTES, FramingError, MessageBatch
-from pgcdc_assets.protocol.parked import ParkedRows
+from pgcdc_assets.protocol.parked_rows import ParkedRows
 from pgcdc_assets.raw.schema_events import STREAM, SchemaChange, SchemaEvent
 from pgcdc_assets.raw.window_summary import WindowSummary
 

@@ -12,7 +12,7 @@ from pgcdc_assets.postgres.prepared_transactions import read_prepared_transactio
 from pgcdc_assets.postgres.slots import SlotStatus
 from pgcdc_assets.postgres.stream.plugin_options import PluginOptions
 from pgcdc_assets.postgres.wal import read_current_lsn
-from pgcdc_assets.protocol.prepared import PreparedTransaction
+from pgcdc_assets.protocol.prepared_transactions import PreparedTransaction
 from pgcdc_assets.protocol.streaming_decoder import StreamingDecoder
 from pgcdc_assets.raw.zone import RawZone
 

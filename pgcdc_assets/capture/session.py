@@ -142,7 +142,8 @@ class CaptureSession:
         """Land a window exactly once, and confirm its end to the slot.
 
         A landed window is verified, confirmed and reported with the same counts. Rows that cannot
-        be decoded are read again over another connection, and then parked (see `protocol.parked`).
+        be decoded are read again over another connection, and then parked (see
+        `protocol.parked_rows`).
 
         Raises:
             ConfigurationError: the settings do not lead to a usable connection and slot.

@@ -18,9 +18,9 @@ from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.encodings import TextNotConvertible, stored_encoding
 from pgcdc_assets.postgres.relation_resolver import CatalogResolver
 from pgcdc_assets.postgres.stream.connection import ReplicationStream
+from pgcdc_assets.protocol.empty_batches import is_empty, is_quiet
 from pgcdc_assets.protocol.frames import MessageBatch
 from pgcdc_assets.protocol.logical_messages import MessageSelection, NonTransactionalMessages
-from pgcdc_assets.protocol.quiet import is_empty, is_quiet
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.protocol.stored_messages import StoredMessages
 from pgcdc_assets.protocol.streaming_decoder import StreamingDecoder

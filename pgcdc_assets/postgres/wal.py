@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.protocol.quiet import HEARTBEAT_PREFIX
+from pgcdc_assets.protocol.empty_batches import HEARTBEAT_PREFIX
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection

@@ -26,7 +26,7 @@ from pgcdc_assets.protocol.heads import (
     Heads,
 )
 from pgcdc_assets.protocol.logical_messages import MessageSelection
-from pgcdc_assets.protocol.parked import PARKED, read_or_park
+from pgcdc_assets.protocol.parked_rows import PARKED, read_or_park
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.protocol.row_messages import ChangeMessages, FoundTuples, LogicalTexts
 

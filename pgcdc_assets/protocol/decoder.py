@@ -57,7 +57,7 @@ from pgcdc_assets.protocol.heads import (
     read_heads,
 )
 from pgcdc_assets.protocol.logical_messages import EVERY_MESSAGE, MessageSelection
-from pgcdc_assets.protocol.parked import ParkedRows, add_parked
+from pgcdc_assets.protocol.parked_rows import ParkedRows, add_parked
 from pgcdc_assets.protocol.relation import Relation
 
 Resolve = Callable[[Relation, Lsn, int], tuple[Relation, int]]

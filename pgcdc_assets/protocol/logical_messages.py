@@ -29,6 +29,7 @@ import pyarrow as pa
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol import utf8
 from pgcdc_assets.protocol.arrow_batch import DECODED
+from pgcdc_assets.protocol.empty_batches import HEARTBEAT_PREFIX
 from pgcdc_assets.protocol.frames import Bytes, MessageBatch, Positions
 from pgcdc_assets.protocol.heads import ACTION_AT, BODY_AT, MESSAGE
 from pgcdc_assets.protocol.messages import (
@@ -37,7 +38,6 @@ from pgcdc_assets.protocol.messages import (
     check_time,
     parse_logical_message,
 )
-from pgcdc_assets.protocol.quiet import HEARTBEAT_PREFIX
 
 # The transaction id of a message without a transaction.
 NO_TRANSACTION = 0

@@ -48,7 +48,7 @@ from pgcdc_assets.protocol.heads import (
     read_block_heads,
 )
 from pgcdc_assets.protocol.logical_messages import EVERY_MESSAGE, MessageSelection
-from pgcdc_assets.protocol.parked import PARKED
+from pgcdc_assets.protocol.parked_rows import PARKED
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.protocol.tuples import TEXTS_TYPE, UNCHANGED_TYPE
 

@@ -48,8 +48,8 @@ from pgcdc_assets.protocol.open_transaction import (
     Spool,
     UncertainMessages,
 )
-from pgcdc_assets.protocol.parked import ParkedRows, add_parked
-from pgcdc_assets.protocol.prepared import (
+from pgcdc_assets.protocol.parked_rows import ParkedRows, add_parked
+from pgcdc_assets.protocol.prepared_transactions import (
     NothingPrepared,
     PreparedArchive,
     PreparedTransaction,

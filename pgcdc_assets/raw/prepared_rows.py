@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgcdc_assets.protocol.open_transaction import SPOOLED, StreamedRelation
-from pgcdc_assets.protocol.prepared import PreparedKey, PreparedTransaction
+from pgcdc_assets.protocol.prepared_transactions import PreparedKey, PreparedTransaction
 from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets.raw.files import FileWriter
 from pgcdc_assets.raw.row_groups import gathered

@@ -8,12 +8,12 @@ from functools import cached_property
 import pyarrow as pa
 
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.raw import changes, prepared, ranges, schema, snapshots, window_index
+from pgcdc_assets.raw import changes, prepared_transactions, ranges, schema, snapshots, window_index
 from pgcdc_assets.raw.changes import ChangeLog
 from pgcdc_assets.raw.definitions import DefinitionStore
 from pgcdc_assets.raw.epochs import Epoch, EpochLog
 from pgcdc_assets.raw.lake import Lake
-from pgcdc_assets.raw.prepared import PreparedStore
+from pgcdc_assets.raw.prepared_transactions import PreparedStore
 from pgcdc_assets.raw.ranges import RangeStore
 from pgcdc_assets.raw.relations import RelationRegistry
 from pgcdc_assets.raw.schema_events import SchemaEventLog
@@ -101,7 +101,7 @@ class RawZone:
     @cached_property
     def prepared(self) -> PreparedStore:
         """The prepared transactions that have not ended."""
-        table = self._table("prepared", schema.PREPARED, (), prepared.STATISTICS)
+        table = self._table("prepared", schema.PREPARED, (), prepared_transactions.STATISTICS)
         return PreparedStore(table, self.name)
 
     @cached_property

@@ -25,9 +25,9 @@ from pgcdc_assets import failpoints
 from pgcdc_assets.error_text import first_line
 from pgcdc_assets.errors import RawExpired, RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
+from pgcdc_assets.protocol.empty_batches import HEARTBEAT_PREFIX
 from pgcdc_assets.protocol.heads import MESSAGE
 from pgcdc_assets.protocol.logical_messages import NO_TRANSACTION
-from pgcdc_assets.protocol.quiet import HEARTBEAT_PREFIX
 from pgcdc_assets.protocol.utf8 import MARK
 from pgcdc_assets.raw.compaction import MINIMUM_FILES, compact
 from pgcdc_assets.raw.row_groups import gathered

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from pgcdc_assets.errors import MergeConflict, ReplicaIdentityError, SchemaChangeError
 from pgcdc_assets.merge.fold.chosen_types import chosen_type
-from pgcdc_assets.merge.fold.retained import RetainedColumn, find_retained
+from pgcdc_assets.merge.fold.dropped_columns import RetainedColumn, find_retained
 from pgcdc_assets.merge.fold.table_schema import DeltaType, Field, Layout, TableSchema
 from pgcdc_assets.merge.fold.type_changes import converted_text, is_followed
 from pgcdc_assets.merge.fold.types import delta_type, full_type

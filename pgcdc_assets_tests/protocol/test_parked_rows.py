@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.protocol import parked
+from pgcdc_assets.protocol import parked_rows
 from pgcdc_assets.protocol.decoder import Decoder
 from pgcdc_assets.protocol.frames import MessageBatch
 from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
@@ -126,14 +126,14 @@ def test_a_parked_row_of_an_earlier_window_is_dropped_with_its_transaction() -> 
 
 
 def test_the_first_bytes_of_a_huge_message_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parked, "_MOST_BYTES", 10)
+    monkeypatch.setattr(parked_rows, "_MOST_BYTES", 10)
     damaged = encoding.insert(16400, [b"x" * 50])
     [row], _ = decode(transaction(damaged))
     assert row["new"][1] == "\0\\x" + damaged[:10].hex()
     reason = "byte 31: the tuple does not have the 3 columns of its relation"
     assert row["new"][0] == f"{reason}; the first 10 of {len(damaged)} bytes are kept"
 
-    monkeypatch.setattr(parked, "_MOST_BYTES", len(damaged))
+    monkeypatch.setattr(parked_rows, "_MOST_BYTES", len(damaged))
     [row], _ = decode(transaction(damaged))
     assert row["new"] == [reason, "\0\\x" + damaged.hex()]
 
@@ -151,14 +151,14 @@ def test_parked_rows_are_counted_by_table_with_first_reason_and_lsns() -> None:
     for cuts in ([], [5, 8, 13], [4, 6]):
         _, decoder = decode(payloads, list(cuts))
         assert decoder.parked == {
-            16400: parked.ParkedRows(
+            16400: parked_rows.ParkedRows(
                 TableName("shop", "orders"),
                 3,
                 Lsn(1000),
                 Lsn(2000),
                 "byte 35: the message ends in the middle of a tuple",
             ),
-            16401: parked.ParkedRows(
+            16401: parked_rows.ParkedRows(
                 TableName("shop", "other"),
                 2,
                 Lsn(1000),

@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from pgcdc_assets.errors import RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.open_transaction import OpenTransaction, StreamedRelation
-from pgcdc_assets.protocol.prepared import PreparedKey, PreparedTransaction
+from pgcdc_assets.protocol.prepared_transactions import PreparedKey, PreparedTransaction
 from pgcdc_assets.protocol.relation import Relation, ReplicaIdentity
 from pgcdc_assets.raw.compaction import removals
 from pgcdc_assets.raw.files import writer_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pgcdc_assets.protocol.empty_batches import is_empty, is_quiet
 from pgcdc_assets.protocol.frames import MessageBatch
-from pgcdc_assets.protocol.quiet import is_empty, is_quiet
 from pgcdc_assets_tests.support.protocol.encoding import (
     begin,
     commit,
