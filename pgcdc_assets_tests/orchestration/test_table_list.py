@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import dagster as dg
+import pytest
 from dagster._core.definitions.definitions_load_context import (
     DefinitionsLoadContext,
     DefinitionsLoadType,
@@ -62,7 +63,10 @@ def loading(
     load_type: DefinitionsLoadType, metadata: dict[str, Any] | None = None
 ) -> Iterator[DefinitionsLoadContext]:
     data = RepositoryLoadData(reconstruction_metadata=metadata or {})
-    with DefinitionsLoadContext.scoped(DefinitionsLoadContext(load_type, data)) as context:
+    context = DefinitionsLoadContext(load_type, data)
+    # `scoped` is not in the lowest release of Dagster.
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(DefinitionsLoadContext, "_instance", context)
         yield context
 
 

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import psycopg2.extensions
 import pytest
+from psycopg import pq
 
 from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
 from pgcdc_assets.postgres.stream import tls_start, tls_transport
@@ -210,6 +212,14 @@ def tls_fronts(certificates: Certificates, **options: Any) -> Iterator[list[TlsF
         yield fronts
     for front in fronts:
         front.close()
+
+
+def needs_libpq(version: int) -> pytest.MarkDecorator:
+    """Skip a test whose connection options the installed libpq does not know."""
+    installed = min(psycopg2.extensions.libpq_version(), pq.version()) // 10000
+    return pytest.mark.skipif(
+        installed < version, reason=f"libpq {installed} has no options of libpq {version}"
+    )
 
 
 def refuse(*arguments: object) -> None:

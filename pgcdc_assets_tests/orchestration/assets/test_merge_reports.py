@@ -48,6 +48,7 @@ def test_while_windows_wait_merges_are_reported_together(
     """Each table is reported once in `MOST_SECONDS`, and at the end of the run."""
     monkeypatch.setattr(MergeRounds, "has_landed", lambda _: True)
     monkeypatch.setattr(merge_reports, "MOST_SECONDS", most_seconds)
+    monkeypatch.setattr(merge_reports, "SECONDS_AT_ONCE", 60.0)
     path = table_path(continuing.lake, NAME, "public", "b", 1)
 
     def is_merged(window: LsnWindow) -> bool:

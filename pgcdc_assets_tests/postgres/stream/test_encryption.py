@@ -26,7 +26,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.proxy import TcpProxy
-from pgcdc_assets_tests.support.tls_server import VERSION, TlsServer, refuse
+from pgcdc_assets_tests.support.tls_server import VERSION, TlsServer, needs_libpq, refuse
 from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = [
@@ -53,7 +53,7 @@ def encrypted(tls_server: TlsServer, tls_database: Database, tmp_path: Path) -> 
     [
         ("ssl_max_protocol_version=TLSv1.3", "LibpqWire"),
         ("ssl_max_protocol_version=TLSv1.2", "LibpqWire"),
-        ("require_auth=none", "TlsWire"),
+        pytest.param("require_auth=none", "TlsWire", marks=needs_libpq(16)),
     ],
 )
 def test_an_encrypted_stream_lands_the_rows_of_the_source(

@@ -24,7 +24,13 @@ from pgcdc_assets.postgres.stream.tls_start import start_session
 from pgcdc_assets.postgres.stream.transport import LibpqRequired, WireSettings
 from pgcdc_assets_tests.support.certificates import Certificates
 from pgcdc_assets_tests.support.database import Database
-from pgcdc_assets_tests.support.tls_server import VERSION, TlsFront, TlsServer, tls_fronts
+from pgcdc_assets_tests.support.tls_server import (
+    VERSION,
+    TlsFront,
+    TlsServer,
+    needs_libpq,
+    tls_fronts,
+)
 from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = [
@@ -244,6 +250,7 @@ def test_a_second_connection_is_never_in_clear_text(
         start(conn, start_seconds=3)
 
 
+@needs_libpq(17)
 def test_a_direct_start_negotiates_the_protocol(
     certificates: Certificates, server18: EmbeddedServer
 ) -> None:
