@@ -73,7 +73,7 @@ def test_a_merge_of_a_local_lake_on_another_machine_is_refused_before_spark_star
         with pytest.raises(
             ConfigurationError,
             match=r"^The lake /x is a folder of this machine, and the Spark server "
-            r"sc://spark\.example is on another machine, which would read and write a folder of its "
-            r"own\. Set the lake to an object store, or use a Spark on this machine\.?$",
+            r"sc://spark\.example is on another machine, which would read and write a folder of "
+            r"its own\. Set the lake to an object store, or use a Spark on this machine\.?$",
         ):
             spark.session(Lake("/x"))
