@@ -88,6 +88,28 @@ def test_a_short_fault_is_retried(what: str, stored: Capturing, store_proxy: Sto
 
 
 @pytest.mark.sampled
+def test_a_commit_that_the_store_applies_after_the_timeout_is_landed_once(
+    stored: Capturing, store_proxy: StoreProxy
+) -> None:
+    """The next run begins before the store gets the first commit."""
+    stored.capture(stored.begin_with_one_insert())
+    stored.database.execute("insert into t values (2)")
+    window, before = stored.window(), stored.confirmed()
+    impatient = RawZone(Lake(stored.zone.lake.uri, {"timeout": "500ms"}), NAME)
+    late = dataclasses.replace(_at_commit("delay"), seconds=1.0)
+    store_proxy.forget()
+    with store_proxy.making(late, Fault("delay", contains=".parquet", times=2, seconds=0.2)):
+        with pytest.raises(TransientError, match="operation timed out"):
+            dataclasses.replace(stored, zone=impatient).capture(window)
+        assert stored.confirmed() == before
+        stored.capture(window)
+    assert store_proxy.faults() == {"delay": 3}
+    stored.database.execute("insert into t values (3)")
+    stored.capture()
+    assert stored.texts("t") == [["1"], ["2"], ["3"]]
+
+
+@pytest.mark.sampled
 @pytest.mark.parametrize("part", [".parquet", "_delta_log/"])
 @pytest.mark.parametrize("what", ["SlowDown", "cut", "ExpiredToken"])
 def test_a_long_fault_loses_nothing(

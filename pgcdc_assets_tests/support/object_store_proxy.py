@@ -17,7 +17,7 @@ import struct
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -37,11 +37,13 @@ class Request:
         kind: GET, HEAD, PUT, DELETE, POST or LIST.
         key: the object's key; of a LIST its prefix.
         is_conditional: a PUT with If-None-Match.
+        fault: the fault that the proxy made; empty: none.
     """
 
     kind: str
     key: str
     is_conditional: bool = False
+    fault: str = ""
 
 
 @dataclass
@@ -87,12 +89,12 @@ class _Proxy(ThreadingHTTPServer):
 
     def next_fault(self, asked: Request) -> Fault | None:
         with self.guard:
-            self.requests.append(asked)
-            for fault in self.faults:
-                if fault.times > 0 and fault.meets(asked):
-                    fault.times -= 1
-                    return fault
-        return None
+            met = (fault for fault in self.faults if fault.times > 0 and fault.meets(asked))
+            fault = next(met, None)
+            if fault is not None:
+                fault.times -= 1
+            self.requests.append(replace(asked, fault=fault.what if fault else ""))
+            return fault
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore connections that a fault or a client has cut."""
