@@ -51,12 +51,12 @@ def test_short_faults_lose_and_repeat_nothing_and_the_table_is_maintained(
     slow = Fault("delay", times=3, contains="/scd", seconds=0.5)
     # The store applies the commit, and its answer is lost.
     lost = Fault("cut after", "PUT", contains="_delta_log/0", is_conditional=True, times=1)
+    store_proxy.forget()
     for changes in (race.first, race.second):
         window = landing.land(changes)
-        store_proxy.forget()
         with store_proxy.making(lost, busy, slow):
             assert merges.merge(kind, window) == ""
-        assert store_proxy.faults() == {"cut after": 1, "SlowDown": 3, "delay": 3}
+    assert store_proxy.faults() == {"cut after": 2, "SlowDown": 6, "delay": 6}
     assert merges.contents(kind) == race.outcome
     path = path_of(kind, store_zone)
     check_commits(
@@ -84,7 +84,9 @@ def test_a_commit_that_is_answered_after_the_timeout_is_merged_once(
         window = landing.land(changes)
         store_proxy.forget()
         with store_proxy.making(late):
-            assert merges.merge(kind, window) == ""
+            error = merges.merge(kind, window)
+            assert not error or error.startswith("TransientError: ")
+            assert not error or merges.merge(kind, window) == ""
         commits = [each for each in store_proxy.requests if each.is_conditional]
         assert len(commits) > 1 and store_proxy.faults() == {"delay": 1}
     assert merges.contents(kind) == race.outcome

@@ -37,12 +37,14 @@ class Request:
         kind: GET, HEAD, PUT, DELETE, POST or LIST.
         key: the object's key; of a LIST its prefix.
         is_conditional: a PUT with If-None-Match.
+        is_copy: a PUT whose content the server copies from another object.
         fault: the fault that the proxy made; empty: none.
     """
 
     kind: str
     key: str
     is_conditional: bool = False
+    is_copy: bool = False
     fault: str = ""
 
 
@@ -119,7 +121,8 @@ class _Handler(BaseHTTPRequestHandler):
         if kind == "GET" and "list-type" in query:
             kind, key = "LIST", query.get("prefix", [""])[0]
         conditional = kind == "PUT" and self.headers.get("If-None-Match") == "*"
-        fault = self.server.next_fault(Request(kind, key, conditional))
+        copies = kind == "PUT" and "x-amz-copy-source" in self.headers
+        fault = self.server.next_fault(Request(kind, key, conditional, copies))
         if fault is None:
             self._forward()
         elif (code := fault.what.removesuffix(" after")) in _ANSWERS:
