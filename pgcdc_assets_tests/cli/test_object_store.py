@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.object_store import StoreProxy
+from pgcdc_assets_tests.support.object_store_proxy import Fault
 
 # The first start downloads the jars of S3A.
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow, pytest.mark.soak]
@@ -141,7 +142,11 @@ def test_a_lake_in_s3_follows_its_source_and_is_rebuilt(
         database.execute("delete from bag where ctid = (select min(ctid) from bag)")
         database.execute("alter table items add column note text default 'new'")
         database.execute("insert into items values (100, 1.5, null, 'x')")
-        pgcdc("sync")
+        store_proxy.forget()
+        busy = [Fault("SlowDown", contains=part, times=4) for part in ("/raw/", "/scd")]
+        with store_proxy.making(*busy):
+            pgcdc("sync")
+        assert store_proxy.faults() == {"SlowDown": 8}
         assert "3 tables" in pgcdc("verify")
         store_proxy.forget()
         pgcdc("rebuild", "mine")

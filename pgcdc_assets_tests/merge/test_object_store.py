@@ -118,3 +118,28 @@ def test_a_merge_without_the_store_writes_nothing_and_is_repeated(
     assert merges.merge(kind, window) == ""
     assert merges.merge(kind, landing.land(race.second)) == ""
     assert merges.contents(kind) == race.outcome
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rebuild_without_the_store_leaves_the_table_and_is_repeated(
+    kind: str, store_zone: RawZone, merges: StoreMerges, store_proxy: StoreProxy
+) -> None:
+    """H7: while files are built, while they are moved, and at the commit."""
+    race = RACES[kind]
+    landing = race.land_snapshot(store_zone)
+    for changes in (race.first, race.second):
+        assert merges.merge(kind, landing.land(changes)) == ""
+    assert merges.contents(kind) == race.outcome
+    live = path_of(kind, store_zone).removeprefix("s3://lake/")
+    for part in ("/rebuild/", f"{live}/part-", f"{live}/_delta_log/0"):
+        store_proxy.forget()
+        with store_proxy.making(Fault("SlowDown", "PUT", contains=part)):
+            assert merges.rebuild(kind).startswith("TransientError: "), part
+        assert store_proxy.faults()["SlowDown"] > 0
+        assert merges.contents(kind) == race.outcome
+    assert merges.rebuild(kind) == ""
+    assert merges.contents(kind) == race.outcome
+    assert merges.merge(kind, landing.land([])) == ""
+    assert merges.contents(kind) == race.outcome

@@ -50,6 +50,10 @@ class StoreMerges:
         """Compact the table if it needs it, and delete replaced files."""
         self._ask("maintain", race)
 
+    def rebuild(self, race: str) -> str:
+        """Rebuild the table from raw; return the error, empty after a success."""
+        return str(self._ask("rebuild", race))
+
     def _ask(self, *words: str) -> Any:
         assert self._process.stdin is not None
         print(json.dumps(words), file=self._process.stdin, flush=True)
@@ -64,8 +68,9 @@ class StoreMerges:
 
 
 def _serve(uri: str, name: str, options: str) -> None:
+    from pgcdc_assets.errors import PgcdcError
     from pgcdc_assets.lsn import LsnWindow
-    from pgcdc_assets.merge import MergeFailure, merge_tables
+    from pgcdc_assets.merge import MergeFailure, merge_tables, rebuild_table
     from pgcdc_assets.orchestration.resources import SparkResource
     from pgcdc_assets.raw.lake import Lake
     from pgcdc_assets.raw.zone import RawZone
@@ -87,6 +92,12 @@ def _serve(uri: str, name: str, options: str) -> None:
         if what == "maintain":
             maintain_table(spark, lake, path, 0.0)
             return None
+        if what == "rebuild":
+            try:
+                rebuild_table(spark, zone, target, target.scd[0])
+            except PgcdcError as error:
+                return f"{type(error).__name__}: {error}"
+            return ""
         (report,) = merge_tables(spark, zone, [target], LsnWindow.parse(window))
         if isinstance(report, MergeFailure):
             open("/tmp/cause.txt", "a").write(
