@@ -109,6 +109,27 @@ def test_only_a_lake_in_s3_needs_more_jars(tmp_path: Path) -> None:
     assert found["spark.delta.logStore.s3.impl"] == logstore.CLASS
 
 
+@pytest.mark.parametrize(
+    ("lake", "connector"),
+    [
+        ("abfss://container@account.dfs.core.windows.net/lake", "hadoop-azure"),
+        ("abfs://container@account.dfs.core.windows.net/lake", "hadoop-azure"),
+        ("gs://bucket/lake", "hadoop-gcp"),
+    ],
+)
+def test_a_lake_in_azure_or_google_needs_the_connector_of_this_hadoop(
+    lake: str, connector: str
+) -> None:
+    """The stores themselves are not tried: there is no server for them here."""
+    found = start_options([lake, lake], {"spark.jars.packages": "delta", "a": "b"})
+    package = f"org.apache.hadoop:{connector}:{HADOOP}"
+    assert found == {"spark.jars.packages": f"delta,{package}", "a": "b"}
+    both = start_options([lake, "s3://bucket/lake"], {"spark.jars.packages": "delta"})
+    packages = both["spark.jars.packages"].split(",")
+    assert packages[:2] == ["delta", package]
+    assert packages[2].startswith("org.apache.hadoop:hadoop-aws:")
+
+
 def test_a_server_on_another_machine_does_not_get_a_local_lake() -> None:
     with pytest.raises(ConfigurationError, match="a folder of this machine"):
         check_reachable("/data/lake", "sc://spark.example:15002", is_here=False)

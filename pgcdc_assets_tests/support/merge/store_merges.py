@@ -100,9 +100,6 @@ def _serve(uri: str, name: str, options: str) -> None:
             return ""
         (report,) = merge_tables(spark, zone, [target], LsnWindow.parse(window))
         if isinstance(report, MergeFailure):
-            open("/tmp/cause.txt", "a").write(
-                f"==== {type(report.error.__cause__)} {report.error.__cause__}\n"
-            )
             return f"{type(report.error).__name__}: {report.error}"
         return ""
 
