@@ -1,4 +1,4 @@
-"""Errors of the clients of an object store: the store's code, and whether a repetition may succeed."""
+"""Errors of the clients of an object store: their codes, and whether a repetition may succeed."""
 
 from __future__ import annotations
 
