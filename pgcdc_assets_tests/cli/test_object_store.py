@@ -72,16 +72,16 @@ class Project:
         }
         self.environment.pop("PGCDC_SPARK_REMOTE", None)
 
-    def __call__(self, *arguments: str) -> str:
-        """Run a command that must succeed; return its output."""
-        return self.run("-m", "pgcdc_assets.cli", *arguments)
+    def __call__(self, *arguments: str, status: int = 0) -> str:
+        """Run a command, which must end with the exit status; return its output."""
+        return self.run("-m", "pgcdc_assets.cli", *arguments, status=status)
 
     def table(self, *parts: str) -> DeltaTable:
         """Open a Delta table of the capture."""
         path = self.lake.path("mine", *parts)
         return DeltaTable(path, storage_options=self.lake.delta_options)
 
-    def run(self, *arguments: str) -> str:
+    def run(self, *arguments: str, status: int = 0) -> str:
         """Run Python in the project's environment; return the output."""
         done = subprocess.run(
             [sys.executable, *arguments],
@@ -93,7 +93,7 @@ class Project:
             check=False,
         )
         output = done.stdout + done.stderr
-        assert done.returncode == 0, output
+        assert done.returncode == status, output
         assert self.secret not in output
         return output
 
@@ -142,6 +142,9 @@ def test_a_lake_in_s3_follows_its_source_and_is_rebuilt(
         database.execute("delete from bag where ctid = (select min(ctid) from bag)")
         database.execute("alter table items add column note text default 'new'")
         database.execute("insert into items values (100, 1.5, null, 'x')")
+        # Spark writes the history.
+        with store_proxy.making(Fault("ExpiredToken", "PUT", contains="/scd2/")):
+            assert "(ExpiredToken). Check the credentials in the" in pgcdc("sync", status=2)
         store_proxy.forget()
         busy = [Fault("SlowDown", contains=part, times=4) for part in ("/raw/", "/scd")]
         with store_proxy.making(*busy):
