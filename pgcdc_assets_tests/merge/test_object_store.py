@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 @pytest.fixture
 def store_zone(s3_lake: Lake) -> RawZone:
-    return RawZone(Lake(s3_lake.uri, {"timeout": "5s"}), "test")
+    return RawZone(Lake(s3_lake.uri, {"timeout": "5s", "retry_timeout": "10s"}), "test")
 
 
 @pytest.fixture
@@ -51,7 +51,6 @@ def test_short_faults_lose_and_repeat_nothing_and_the_table_is_maintained(
     slow = Fault("delay", times=3, contains="/scd", seconds=0.5)
     # The store applies the commit, and its answer is lost.
     lost = Fault("cut after", "PUT", contains="_delta_log/0", is_conditional=True, times=1)
-    store_proxy.forget()
     for changes in (race.first, race.second):
         window = landing.land(changes)
         with store_proxy.making(lost, busy, slow):
@@ -133,11 +132,15 @@ def test_a_rebuild_without_the_store_leaves_the_table_and_is_repeated(
         assert merges.merge(kind, landing.land(changes)) == ""
     assert merges.contents(kind) == race.outcome
     live = path_of(kind, store_zone).removeprefix("s3://lake/")
-    for part in ("/rebuild/", f"{live}/part-", f"{live}/_delta_log/0"):
+    for what, part, error in (
+        ("ExpiredToken", "/rebuild/", "ConfigurationError: "),
+        ("SlowDown", f"{live}/", "TransientError: "),
+        ("SlowDown", f"{live}/_delta_log/0", "TransientError: "),
+    ):
         store_proxy.forget()
-        with store_proxy.making(Fault("SlowDown", "PUT", contains=part)):
-            assert merges.rebuild(kind).startswith("TransientError: "), part
-        assert store_proxy.faults()["SlowDown"] > 0
+        with store_proxy.making(Fault(what, "PUT", contains=part)):
+            assert merges.rebuild(kind).startswith(error), part
+        assert store_proxy.faults()[what] > 0
         assert merges.contents(kind) == race.outcome
     assert merges.rebuild(kind) == ""
     assert merges.contents(kind) == race.outcome
