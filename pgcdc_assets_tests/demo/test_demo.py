@@ -20,6 +20,7 @@ import psutil
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
+from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.spark.server import SparkServer
 from pgcdc_assets_tests.support.demo_clone import demo_clone, server_of
 from pgcdc_assets_tests.support.waits import wait_until
@@ -89,12 +90,12 @@ def test_the_demo_with_a_lake_in_an_s3_store_ends_with_equal_tables(clone: Path)
     assert first.returncode == 0, first.stdout + first.stderr
     assert "Every table of the lake equals its source" in first.stdout
     assert first.stdout.count("  yes\n") == 6
-    state = clone / ".pgcdc"
-    logs = (state / "s3" / "objects").glob("lake/lake/shop/scd?/shop/*/_delta_log")
-    assert len(list(logs)) >= 6
+    state = clone / ".pgcdc" / "s3"
+    store = state / "object-store"
+    assert len(list((store / "objects").glob("lake/lake/shop/scd?/shop/*/_delta_log"))) >= 6
+    assert not (store / "server.pid").exists(), "the S3 server has ended"
+    assert not EmbeddedServer(state / "postgres").is_running
     assert not (state / "lake").exists() and not (clone / "precious").exists()
-    assert not server_of(clone).is_running
-    assert not (state / "s3" / "server.pid").exists(), "the S3 server has ended"
 
 
 @pytest.mark.soak
