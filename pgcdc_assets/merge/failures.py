@@ -22,6 +22,7 @@ from pgcdc_assets.merge.fold.events import NULL_KEY
 from pgcdc_assets.merge.fold.toast import UNKNOWN_VALUE
 from pgcdc_assets.merge.kinds.keyless import MISSING_ROW
 from pgcdc_assets.merge.task import MergeTask
+from pgcdc_assets.raw.store_errors import explain_store_error
 from pgcdc_assets.spark.errors import condition_of, is_definite, text_of
 from pgcdc_assets.spark.session import runs_embedded, session_has_ended
 from pgcdc_assets.table_name import quoted
@@ -74,6 +75,9 @@ def _explained(task: MergeTask, error: Exception, session: SparkSession | None) 
             return _null_key(task, column)
     if _OUT_OF_MEMORY in text or (session is not None and session_has_ended(session, error)):
         return _ended(name, is_lasting=_OUT_OF_MEMORY in text or runs_embedded())
+    refused = explain_store_error(task.path, error) if text else None
+    if isinstance(refused, ConfigurationError):
+        return refused
     if any(part in condition or part in text for part in _MISSING_FILE):
         if task.path in text:
             return TableDamaged(path=task.path, reason=f"a file is missing ({condition})")

@@ -27,6 +27,7 @@ from deltalake.transaction import AddAction
 from pgcdc_assets import failpoints
 from pgcdc_assets.errors import (
     ConfigurationError,
+    PgcdcError,
     RawExpired,
     RawZoneError,
     TransientError,
@@ -39,6 +40,7 @@ from pgcdc_assets.raw.delta_log import open_delta_table, read_commit
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.staging import REBUILD, STALE_AFTER, remove_stale, staging_root
+from pgcdc_assets.raw.store_errors import explain_store_error
 from pgcdc_assets.raw.table_files import move_files, replace_log
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
@@ -258,7 +260,10 @@ def _replace_contents(
     if live.is_for_spark or loses_mapping:
         _commit_by_spark(spark, zone, staged, staged_path, live, window)
     else:
-        move_files(zone, [action.path for action in actions], staged_path, path)
+        try:
+            move_files(zone, [action.path for action in actions], staged_path, path)
+        except OSError as error:
+            raise _unwritable(path, error) from error
         failpoints.reach(failpoints.AFTER_REBUILD_MOVED)
         if live.is_readable:
             _commit(zone, staged, live, actions, window)
@@ -351,13 +356,17 @@ def _commit(
             # A merge committed at the same time; its rows are replaced too.
             continue
         except (DeltaError, OSError) as error:
-            raise TransientError(
-                reason=f"The Delta table {path} cannot be written ({type(error).__name__}), and is "
-                "unchanged. Run it again."
-            ) from error
+            raise _unwritable(path, error) from error
     raise TransientError(
         reason=f"Merges of {path} committed before every attempt of its rebuild, and the table is "
         "as they left it. Stop the merges, and run it again."
+    )
+
+
+def _unwritable(path: str, error: Exception) -> PgcdcError:
+    return explain_store_error(path, error) or TransientError(
+        reason=f"The Delta table {path} cannot be written ({type(error).__name__}), and is "
+        "unchanged. Run it again."
     )
 
 

@@ -10,19 +10,23 @@ import re
 from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.storage import scheme_of
 
-# Of delta-rs, of Arrow, and of delta-rs after a 403 without a body.
-_FROM_STORE = re.compile(r"Error performing|AWS Error|Generic \w+ error|necessary privileges")
+# Of delta-rs, of Arrow, of delta-rs after a 403 without a body, and of Spark's S3A.
+_FROM_STORE = re.compile(
+    r"Error performing|AWS Error|Generic \w+ error|necessary privileges|amazon\.awssdk"
+)
 _CODES = (
     re.compile(r"<Code>(\w+)</Code>"),
     re.compile(r"ExceptionName: (\w+)"),
     re.compile(r"AWS Error (\w+)"),
+    re.compile(r"Status Code: \d+[^()]*\)(?: \([^()]*\))?:(?!null\b)(\w+)"),
+    re.compile(r"Status Code: (\d+)"),
     re.compile(r"\b([45]\d\d [A-Z][A-Za-z]+(?: [A-Z][A-Za-z]+)*)"),
     re.compile(r"(Connection \w+|operation timed out|lacked the necessary privileges)"),
 )
 _CREDENTIALS = frozenset(
     "expiredtoken invalidtoken tokenrefreshrequired invalidaccesskeyid signaturedoesnotmatch "
-    "accessdenied 403forbidden 401unauthorized lackedthenecessaryprivileges requesttimetooskewed "
-    "xadminusernotfound".split()
+    "accessdenied 403 401 403forbidden 401unauthorized lackedthenecessaryprivileges "
+    "requesttimetooskewed xadminusernotfound".split()
 )
 _BUCKET = frozenset("nosuchbucket invalidbucketname permanentredirect".split())
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.spark import logstore
-from pgcdc_assets.storage import S3_SCHEMES, Storage, is_s3
+from pgcdc_assets.storage import S3_SCHEMES, Storage, is_s3, scheme_of
 
 # The Hadoop inside PySpark.
 HADOOP = "3.5.0"
@@ -23,6 +23,13 @@ S3_PACKAGES = (
     f"software.amazon.awssdk:s3-transfer-manager:{_SDK}",
     f"software.amazon.awssdk:sts:{_SDK}",
 )
+# Hadoop's connectors of other stores, which need no settings. Delta has its own LogStores for them.
+_AZURE = f"org.apache.hadoop:hadoop-azure:{HADOOP}"
+CONNECTORS: Mapping[str, str] = {
+    "abfs": _AZURE,
+    "abfss": _AZURE,
+    "gs": f"org.apache.hadoop:hadoop-gcp:{HADOOP}",
+}
 S3_EXCLUDES = "software.amazon.awssdk:bundle,org.wildfly.openssl:wildfly-openssl"
 
 LOG_STORE = "spark.delta.logStore.s3.impl"
@@ -51,7 +58,11 @@ def start_options(uris: Iterable[str], conf: Mapping[str, str]) -> dict[str, str
         uris: the URIs of lakes.
         conf: the settings of the session.
     """
-    if not any(map(is_s3, uris)):
+    lakes = list(uris)
+    connectors = sorted({CONNECTORS[s] for s in map(scheme_of, lakes) if s in CONNECTORS})
+    if connectors:
+        conf = {**conf, _PACKAGES: _joined(conf.get(_PACKAGES, ""), *connectors)}
+    if not any(map(is_s3, lakes)):
         return dict(conf)
     stores = {f"spark.delta.logStore.{scheme}.impl": logstore.CLASS for scheme in S3_SCHEMES}
     return {

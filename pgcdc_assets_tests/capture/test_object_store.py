@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.capture.snapshot_pool import SnapshotReport
 from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.captures import NAME, Capturing
+from pgcdc_assets_tests.support.handover import copied_rows
 from pgcdc_assets_tests.support.object_store import StoreProxy
 from pgcdc_assets_tests.support.object_store_proxy import Fault
 from pgcdc_assets_tests.support.raw.rows import relation
+from pgcdc_assets_tests.support.waits import wait_until
 
 IMPATIENT = {"max_retries": "2", "retry_timeout": "5s"}
 
@@ -85,6 +90,77 @@ def test_a_short_fault_is_retried(what: str, stored: Capturing, store_proxy: Sto
     with store_proxy.making(Fault(what, kind="PUT", contains=".parquet", times=2)):
         stored.capture(window)
     assert stored.texts("t") == [["1"]]
+
+
+@pytest.mark.sampled
+def test_a_commit_that_the_store_applies_after_the_timeout_is_landed_once(
+    stored: Capturing, store_proxy: StoreProxy
+) -> None:
+    """The next run begins before the store gets the first commit."""
+    stored.capture(stored.begin_with_one_insert())
+    stored.database.execute("insert into t values (2)")
+    window, before = stored.window(), stored.confirmed()
+    impatient = RawZone(Lake(stored.zone.lake.uri, {"timeout": "500ms"}), NAME)
+    late = dataclasses.replace(_at_commit("delay"), seconds=1.0)
+    store_proxy.forget()
+    with store_proxy.making(late, Fault("delay", contains=".parquet", times=2, seconds=0.2)):
+        with pytest.raises(TransientError, match="operation timed out"):
+            dataclasses.replace(stored, zone=impatient).capture(window)
+        assert stored.confirmed() == before
+        stored.capture(window)
+    assert store_proxy.faults() == {"delay": 3}
+    stored.database.execute("insert into t values (3)")
+    stored.capture()
+    assert stored.texts("t") == [["1"], ["2"], ["3"]]
+
+
+@pytest.mark.sampled
+def test_a_capture_recovers_by_itself_when_the_store_does(
+    capturing: Capturing, s3_lake: Lake, store_proxy: StoreProxy
+) -> None:
+    """H7: with the retries that delta-rs has by default."""
+    stored = dataclasses.replace(capturing, zone=RawZone(s3_lake, NAME))
+    stored.capture(stored.begin_with_one_insert())
+    stored.database.execute("insert into t values (2)")
+    window, before = stored.window(), stored.confirmed()
+    store_proxy.forget()
+    with ThreadPoolExecutor(1) as pool:
+        with store_proxy.making(Fault("SlowDown", "PUT", contains="_delta_log/")):
+            landing = pool.submit(stored.capture, window)
+            wait_until(lambda: store_proxy.faults()["SlowDown"] > 2, "retries")
+            assert stored.confirmed() == before
+            assert stored.texts("t") == [["1"]], "nothing is half-visible"
+        landing.result()
+    assert stored.texts("t") == [["1"], ["2"]]
+    assert stored.confirmed() == window.end
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize(("what", "part"), [("SlowDown", "_delta_log/"), ("ExpiredToken", "part-")])
+def test_a_snapshot_without_the_store_leaves_nothing_half_visible(
+    what: str, part: str, stored: Capturing, store_proxy: StoreProxy
+) -> None:
+    """H7."""
+    stored.database.execute(
+        "create table t (id int primary key); create publication pub for all tables"
+    )
+    stored.database.execute("insert into t select generate_series(1, 100)")
+
+    def snapshot() -> list[SnapshotReport]:
+        return snapshot_tables(stored.settings, stored.zone, stored.slot, "pub")
+
+    fault = Fault(what, "PUT", contains=f"raw/snapshots/{part}")
+    with store_proxy.making(fault), pytest.raises(PgcdcError):
+        snapshot()
+    assert store_proxy.faults()[what] > 0
+    assert stored.zone.snapshots.complete_snapshots() == []
+    (report,) = snapshot()
+    assert stored.zone.snapshots.complete_snapshots()[0].row_count == 100
+    copied = copied_rows(stored.zone, "t", report.snapshot_lsn)
+    assert sorted(int(row[0] or 0) for row in copied) == list(range(1, 101))
+    stored.database.execute("insert into t values (101)")
+    stored.capture()
+    assert stored.texts("t") == [["101"]]
 
 
 @pytest.mark.sampled

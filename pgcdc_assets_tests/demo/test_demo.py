@@ -20,6 +20,7 @@ import psutil
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
+from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.spark.server import SparkServer
 from pgcdc_assets_tests.support.demo_clone import demo_clone, server_of
 from pgcdc_assets_tests.support.waits import wait_until
@@ -60,9 +61,9 @@ def environment(clone: Path) -> dict[str, str]:
     }
 
 
-def run_demo(clone: Path) -> subprocess.CompletedProcess[str]:
+def run_demo(clone: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command("--scale", "0.02", "--rate", "20", "--seconds", "1"),
+        command("--scale", "0.02", "--rate", "20", "--seconds", "1", *options),
         cwd=clone,
         env=environment(clone),
         capture_output=True,
@@ -79,6 +80,22 @@ def test_the_demo_ends_with_equal_tables(clone: Path, spark: SparkSession) -> No
     assert not server_of(clone).is_running
     assert not (clone / "precious").exists()
     try_the_lines_of_the_guide(clone / ".pgcdc" / "lake", spark)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("object_store")
+def test_the_demo_with_a_lake_in_an_s3_store_ends_with_equal_tables(clone: Path) -> None:
+    first = run_demo(clone, "--lake", "s3")
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "Every table of the lake equals its source" in first.stdout
+    assert first.stdout.count("  yes\n") == 6
+    state = clone / ".pgcdc" / "s3"
+    store = state / "object-store"
+    assert len(list((store / "objects").glob("lake/lake/shop/scd?/shop/*/_delta_log"))) >= 6
+    assert not (store / "server.pid").exists(), "the S3 server has ended"
+    assert not EmbeddedServer(state / "postgres").is_running
+    assert not (state / "lake").exists() and not (clone / "precious").exists()
 
 
 @pytest.mark.soak

@@ -8,10 +8,10 @@ import pytest
 
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.tables.state import read_watermark
+from pgcdc_assets.tables.state import read_watermark, table_path
 from pgcdc_assets_tests.support.merge.races import RACES
 from pgcdc_assets_tests.support.merge.store_merges import StoreMerges
-from pgcdc_assets_tests.support.object_store import StoreProxy
+from pgcdc_assets_tests.support.object_store import StoreProxy, check_commits
 from pgcdc_assets_tests.support.object_store_proxy import Fault
 
 # Spark merges a history; delta-rs commits a small current image.
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 @pytest.fixture
 def store_zone(s3_lake: Lake) -> RawZone:
-    return RawZone(s3_lake, "test")
+    return RawZone(Lake(s3_lake.uri, {"timeout": "5s", "retry_timeout": "10s"}), "test")
 
 
 @pytest.fixture
@@ -30,6 +30,12 @@ def merges(store_zone: RawZone) -> Iterator[StoreMerges]:
     merges = StoreMerges(store_zone)
     yield merges
     merges.close()
+
+
+def path_of(kind: str, zone: RawZone) -> str:
+    """Return the URI of a race's table."""
+    target = RACES[kind].target
+    return table_path(zone.lake, zone.name, target.schema, target.table, target.scd[0])
 
 
 @pytest.mark.sampled
@@ -42,27 +48,53 @@ def test_short_faults_lose_and_repeat_nothing_and_the_table_is_maintained(
     landing = race.land_snapshot(store_zone)
     assert merges.merge(kind, landing.windows[-1]) == ""
     busy = Fault("SlowDown", times=3, contains="/scd")
+    slow = Fault("delay", times=3, contains="/scd", seconds=0.5)
     # The store applies the commit, and its answer is lost.
     lost = Fault("cut after", "PUT", contains="_delta_log/0", is_conditional=True, times=1)
     for changes in (race.first, race.second):
         window = landing.land(changes)
-        with store_proxy.making(lost, busy):
+        with store_proxy.making(lost, busy, slow):
             assert merges.merge(kind, window) == ""
+    assert store_proxy.faults() == {"cut after": 2, "SlowDown": 6, "delay": 6}
     assert merges.contents(kind) == race.outcome
+    path = path_of(kind, store_zone)
+    check_commits(
+        store_proxy, store_zone.lake, path, "WRITE" if kind == "current_image" else "MERGE"
+    )
+    store_proxy.forget()
     merges.maintain(kind)
     assert merges.contents(kind) == race.outcome
-    entries = [
-        request
-        for request in store_proxy.requests
-        if request.kind == "PUT" and "/scd" in request.key and request.key.endswith(".json")
-    ]
-    assert entries and all(e.is_conditional for e in entries if "_delta_log/0" in e.key)
+    if kind == "history":
+        check_commits(store_proxy, store_zone.lake, path, "OPTIMIZE")
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("what", ["SlowDown", "cut"])
+def test_a_commit_that_is_answered_after_the_timeout_is_merged_once(
+    kind: str, store_zone: RawZone, merges: StoreMerges, store_proxy: StoreProxy
+) -> None:
+    """The client asks again, and then the store gets the first request too."""
+    race = RACES[kind]
+    landing = race.land_snapshot(store_zone)
+    assert merges.merge(kind, landing.windows[-1]) == ""
+    late = Fault("delay", "PUT", "_delta_log/0", is_conditional=True, times=1, seconds=20)
+    for changes in (race.first, race.second):
+        window = landing.land(changes)
+        store_proxy.forget()
+        with store_proxy.making(late):
+            error = merges.merge(kind, window)
+            assert not error or error.startswith("TransientError: ")
+            assert not error or merges.merge(kind, window) == ""
+        commits = [each for each in store_proxy.requests if each.is_conditional]
+        assert len(commits) > 1 and store_proxy.faults() == {"delay": 1}
+    assert merges.contents(kind) == race.outcome
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("what", ["SlowDown", "cut", "ExpiredToken"])
 def test_a_merge_without_the_store_writes_nothing_and_is_repeated(
     what: str, kind: str, store_zone: RawZone, merges: StoreMerges, store_proxy: StoreProxy
 ) -> None:
@@ -73,10 +105,44 @@ def test_a_merge_without_the_store_writes_nothing_and_is_repeated(
     before = merges.contents(kind)
     window = landing.land(race.first)
     with store_proxy.making(Fault(what, "PUT", contains="/scd")):
-        assert merges.merge(kind, window).startswith("TransientError: ")
+        error = merges.merge(kind, window)
+    if what == "ExpiredToken":
+        assert error.startswith("ConfigurationError: The object store refused access to ")
+        assert "(ExpiredToken). Check the credentials in the environment, their expiry" in error
+    else:
+        assert error.startswith("TransientError: ")
     assert merges.contents(kind) == before
     names = target.schema, target.table, target.scd[0]
     assert read_watermark(store_zone.lake, "test", *names) == landing.windows[0].end_position
     assert merges.merge(kind, window) == ""
     assert merges.merge(kind, landing.land(race.second)) == ""
+    assert merges.contents(kind) == race.outcome
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rebuild_without_the_store_leaves_the_table_and_is_repeated(
+    kind: str, store_zone: RawZone, merges: StoreMerges, store_proxy: StoreProxy
+) -> None:
+    """H7: while files are built, while they are moved, and at the commit."""
+    race = RACES[kind]
+    landing = race.land_snapshot(store_zone)
+    for changes in (race.first, race.second):
+        assert merges.merge(kind, landing.land(changes)) == ""
+    assert merges.contents(kind) == race.outcome
+    live = path_of(kind, store_zone).removeprefix("s3://lake/")
+    for what, part, error in (
+        ("ExpiredToken", "/rebuild/", "ConfigurationError: "),
+        ("SlowDown", f"{live}/", "TransientError: "),
+        ("SlowDown", f"{live}/_delta_log/0", "TransientError: "),
+    ):
+        store_proxy.forget()
+        with store_proxy.making(Fault(what, "PUT", contains=part)):
+            assert merges.rebuild(kind).startswith(error), part
+        assert store_proxy.faults()[what] > 0
+        assert merges.contents(kind) == race.outcome
+    assert merges.rebuild(kind) == ""
+    assert merges.contents(kind) == race.outcome
+    assert merges.merge(kind, landing.land([])) == ""
     assert merges.contents(kind) == race.outcome

@@ -6,8 +6,9 @@ import pytest
 
 from pgcdc_assets.cli.check import check_snapshot_source
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.orchestration.resources import PostgresResource
+from pgcdc_assets.orchestration.resources import PostgresResource, SparkResource
 from pgcdc_assets.policies import SnapshotPolicy
+from pgcdc_assets.raw.lake import Lake
 
 
 def test_a_standby_for_copies_is_named_by_an_environment_variable(
@@ -61,3 +62,18 @@ def test_the_primary_of_a_source_on_a_standby_is_named_by_an_environment_variabl
     standby = postgres.standby_settings(SnapshotPolicy(dsn_env="SHOP_STANDBY"))
     assert standby is not None
     assert (standby.conninfo, standby.primary) == ("host=standby", None)
+
+
+def test_a_merge_of_a_local_lake_on_another_machine_is_refused_before_spark_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    remote = "sc://spark.example/;token=hidden"
+    for spark in (SparkResource(remote=remote), SparkResource()):
+        monkeypatch.setenv("PGCDC_SPARK_REMOTE", remote)
+        with pytest.raises(
+            ConfigurationError,
+            match=r"^The lake /x is a folder of this machine, and the Spark server "
+            r"sc://spark\.example is on another machine, which would read and write a folder of "
+            r"its own\. Set the lake to an object store, or use a Spark on this machine\.?$",
+        ):
+            spark.session(Lake("/x"))

@@ -6,6 +6,9 @@ import pyarrow.fs as pafs
 
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.table_files import move_files
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.support.object_store import StoreProxy
 
 
 def test_objects_are_written_copied_listed_and_deleted(s3_lake: Lake) -> None:
@@ -25,3 +28,21 @@ def test_objects_are_written_copied_listed_and_deleted(s3_lake: Lake) -> None:
     assert files() == ["t/a 1%.txt", "u/copied"]
     store.delete_file("t/a 1%.txt")
     assert files() == ["u/copied"]
+
+
+def test_the_store_itself_copies_the_files_of_a_rebuild(
+    s3_lake: Lake, store_proxy: StoreProxy
+) -> None:
+    zone, names = RawZone(s3_lake, "shop"), ["a.parquet", "b.parquet"]
+    staged, live = s3_lake.path("shop", "rebuild", "t"), s3_lake.path("shop", "scd1", "t")
+    for name in names:
+        with filesystem(s3_lake, staged).open_output_stream(name) as sink:
+            sink.write(name.encode())
+    store_proxy.forget()
+    move_files(zone, names, staged, live)
+    found = store_proxy.requests
+    assert [each.key.rpartition("/")[2] for each in found if each.is_copy] == names
+    assert not [each for each in found if each.kind == "GET" or not each.is_copy], found
+    for name in names:
+        with filesystem(s3_lake, live).open_input_stream(name) as source:
+            assert source.read() == name.encode()

@@ -19,16 +19,15 @@ from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.spark import logstore
 from pgcdc_assets.spark.jars import find_jars, spark_jars
 from pgcdc_assets.spark.object_store import HADOOP, check_reachable, start_options
-from pgcdc_assets.storage import Storage
 from pgcdc_assets_tests.support.object_store import StoreProxy
-
-# The first start downloads the jars of S3A.
-pytestmark = [pytest.mark.spark, pytest.mark.soak]
 
 # Commits of each driver.
 _COMMITS = 100
 
 
+@pytest.mark.spark
+@pytest.mark.soak
+# The first start downloads the jars of S3A.
 @pytest.mark.timeout(1800)
 def test_two_drivers_and_delta_rs_lose_no_commit(s3_lake: Lake, store_proxy: StoreProxy) -> None:
     """Hundreds of commits with many conflicts."""
@@ -85,6 +84,7 @@ def _append_by_spark(uri: str, first: int) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+@pytest.mark.soak
 def test_the_jar_is_built_from_the_source() -> None:
     javac = shutil.which("javac")
     version = javac and subprocess.run([javac, "-version"], capture_output=True, text=True).stdout
@@ -109,23 +109,29 @@ def test_only_a_lake_in_s3_needs_more_jars(tmp_path: Path) -> None:
     assert found["spark.delta.logStore.s3.impl"] == logstore.CLASS
 
 
+@pytest.mark.parametrize(
+    ("lake", "connector"),
+    [
+        ("abfss://container@account.dfs.core.windows.net/lake", "hadoop-azure"),
+        ("abfs://container@account.dfs.core.windows.net/lake", "hadoop-azure"),
+        ("gs://bucket/lake", "hadoop-gcp"),
+    ],
+)
+def test_a_lake_in_azure_or_google_needs_the_connector_of_this_hadoop(
+    lake: str, connector: str
+) -> None:
+    """The stores themselves are not tried: there is no server for them here."""
+    found = start_options([lake, lake], {"spark.jars.packages": "delta", "a": "b"})
+    package = f"org.apache.hadoop:{connector}:{HADOOP}"
+    assert found == {"spark.jars.packages": f"delta,{package}", "a": "b"}
+    both = start_options([lake, "s3://bucket/lake"], {"spark.jars.packages": "delta"})
+    packages = both["spark.jars.packages"].split(",")
+    assert packages[:2] == ["delta", package]
+    assert packages[2].startswith("org.apache.hadoop:hadoop-aws:")
+
+
 def test_a_server_on_another_machine_does_not_get_a_local_lake() -> None:
     with pytest.raises(ConfigurationError, match="a folder of this machine"):
         check_reachable("/data/lake", "sc://spark.example:15002", is_here=False)
     check_reachable("/data/lake", "sc://localhost:15002", is_here=True)
     check_reachable("s3://bucket/lake", "sc://spark.example:15002", is_here=False)
-
-
-def test_spark_settings_contain_no_credential(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LAKE_KEY", "key-1")
-    monkeypatch.setenv("LAKE_SECRET", "secret-1")
-    storage = Storage(
-        "https://s3.example.com", access_key_env="LAKE_KEY", secret_key_env="LAKE_SECRET"
-    )
-    assert storage.delta_options()["aws_secret_access_key"] == "secret-1"
-    options = storage.spark_options("s3://bucket/lake")
-    assert options["fs.s3a.bucket.bucket.secret.key"] == "${env.LAKE_SECRET}"
-    assert "secret-1" not in f"{options} {storage}"
-    monkeypatch.delenv("LAKE_KEY")
-    with pytest.raises(ConfigurationError, match="LAKE_KEY"):
-        storage.delta_options()

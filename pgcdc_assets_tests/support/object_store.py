@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 
 import pytest
+from deltalake import DeltaTable
 
 from pgcdc_assets.demo.object_store import ObjectStore, install
 from pgcdc_assets.errors import ConfigurationError
@@ -52,6 +53,10 @@ class StoreProxy:
         """Return the number of requests by kind since the last `forget`."""
         return Counter(request.kind for request in self.requests)
 
+    def faults(self) -> Counter[str]:
+        """Return the number of requests by the fault that they met, since the last `forget`."""
+        return Counter(request.fault for request in self.requests if request.fault)
+
     def forget(self) -> None:
         """Count from zero."""
         self._control("DELETE")
@@ -71,6 +76,17 @@ class StoreProxy:
         with urllib.request.urlopen(request, timeout=60) as answer:
             found: list[dict[str, object]] = json.load(answer)
         return found
+
+
+def check_commits(proxy: StoreProxy, lake: Lake, path: str, operation: str) -> None:
+    """Check that a table has commits of an operation, and that each was a conditional PUT."""
+    table = DeltaTable(path, storage_options=lake.delta_options)
+    versions = [each["version"] for each in table.history() if each["operation"] == operation]
+    assert versions, operation
+    for version in versions:
+        name = f"{path.partition('://')[2].partition('/')[2]}/_delta_log/{version:020}.json"
+        puts = [each for each in proxy.requests if (each.kind, each.key) == ("PUT", name)]
+        assert puts and all(each.is_conditional for each in puts), (name, puts)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ import struct
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -37,11 +37,15 @@ class Request:
         kind: GET, HEAD, PUT, DELETE, POST or LIST.
         key: the object's key; of a LIST its prefix.
         is_conditional: a PUT with If-None-Match.
+        is_copy: a PUT whose content the server copies from another object.
+        fault: the fault that the proxy made; empty: none.
     """
 
     kind: str
     key: str
     is_conditional: bool = False
+    is_copy: bool = False
+    fault: str = ""
 
 
 @dataclass
@@ -87,12 +91,12 @@ class _Proxy(ThreadingHTTPServer):
 
     def next_fault(self, asked: Request) -> Fault | None:
         with self.guard:
-            self.requests.append(asked)
-            for fault in self.faults:
-                if fault.times > 0 and fault.meets(asked):
-                    fault.times -= 1
-                    return fault
-        return None
+            met = (fault for fault in self.faults if fault.times > 0 and fault.meets(asked))
+            fault = next(met, None)
+            if fault is not None:
+                fault.times -= 1
+            self.requests.append(replace(asked, fault=fault.what if fault else ""))
+            return fault
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore connections that a fault or a client has cut."""
@@ -117,7 +121,8 @@ class _Handler(BaseHTTPRequestHandler):
         if kind == "GET" and "list-type" in query:
             kind, key = "LIST", query.get("prefix", [""])[0]
         conditional = kind == "PUT" and self.headers.get("If-None-Match") == "*"
-        fault = self.server.next_fault(Request(kind, key, conditional))
+        copies = kind == "PUT" and "x-amz-copy-source" in self.headers
+        fault = self.server.next_fault(Request(kind, key, conditional, copies))
         if fault is None:
             self._forward()
         elif (code := fault.what.removesuffix(" after")) in _ANSWERS:

@@ -18,6 +18,7 @@ from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.support.merge.history import Landing, column, insert, relation, update
+from pgcdc_assets_tests.support.object_store import StoreProxy, check_commits
 
 _WINDOWS = MINIMUM_FILES + 6
 _WEEKS = 15 * 24 * 3600
@@ -27,7 +28,7 @@ _WEEKS = 15 * 24 * 3600
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_the_daily_job_deletes_what_expired_and_compacts_the_rest(
-    s3_lake: Lake, object_store: ObjectStore
+    s3_lake: Lake, object_store: ObjectStore, store_proxy: StoreProxy
 ) -> None:
     zone = RawZone(s3_lake, "test")
     landing = Landing(zone, [relation(column("id"), column("v", "text"))])
@@ -69,6 +70,7 @@ def test_the_daily_job_deletes_what_expired_and_compacts_the_rest(
     entries = [int(entry.stem) for entry in log.glob("0*.json")]
     opened = DeltaTable(s3_lake.path(*history.split("/")), storage_options=s3_lake.delta_options)
     assert opened.version() == max(entries)
+    check_commits(store_proxy, s3_lake, s3_lake.path(*history.split("/")), "OPTIMIZE")
 
 
 def _make_old(folder: Path) -> None:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pgcdc_assets.lsn import LsnWindow
     from pgcdc_assets.raw.zone import RawZone
 
+# S3A's least timeout.
+SOCKET_TIMEOUT = "15s"
 _MARK = "answer: "
 
 
@@ -23,8 +25,9 @@ class StoreMerges:
 
     def __init__(self, zone: RawZone) -> None:
         program = "pgcdc_assets_tests.support.merge.store_merges"
+        options = json.dumps(dict(zone.lake.storage_options))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", program, zone.lake.uri, zone.name],
+            [sys.executable, "-m", program, zone.lake.uri, zone.name, options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -47,6 +50,10 @@ class StoreMerges:
         """Compact the table if it needs it, and delete replaced files."""
         self._ask("maintain", race)
 
+    def rebuild(self, race: str) -> str:
+        """Rebuild the table from raw; return the error, empty after a success."""
+        return str(self._ask("rebuild", race))
+
     def _ask(self, *words: str) -> Any:
         assert self._process.stdin is not None
         print(json.dumps(words), file=self._process.stdin, flush=True)
@@ -60,9 +67,10 @@ class StoreMerges:
         raise AssertionError(f"the process ended with status {self._process.wait()}")
 
 
-def _serve(uri: str, name: str) -> None:
+def _serve(uri: str, name: str, options: str) -> None:
+    from pgcdc_assets.errors import PgcdcError
     from pgcdc_assets.lsn import LsnWindow
-    from pgcdc_assets.merge import MergeFailure, merge_tables
+    from pgcdc_assets.merge import MergeFailure, merge_tables, rebuild_table
     from pgcdc_assets.orchestration.resources import SparkResource
     from pgcdc_assets.raw.lake import Lake
     from pgcdc_assets.raw.zone import RawZone
@@ -71,8 +79,9 @@ def _serve(uri: str, name: str) -> None:
     from pgcdc_assets_tests.support.merge.races import RACES
     from pgcdc_assets_tests.support.spark import CONF
 
-    lake = Lake(uri)
-    spark = SparkResource(remote="local", spark_config=CONF).session(lake)
+    lake = Lake(uri, json.loads(options))
+    conf = {**CONF, "spark.hadoop.fs.s3a.connection.timeout": SOCKET_TIMEOUT}
+    spark = SparkResource(remote="local", spark_config=conf).session(lake)
 
     def answer(what: str, kind: str, window: str = "") -> Any:
         race, zone = RACES[kind], RawZone(lake, name)
@@ -83,6 +92,12 @@ def _serve(uri: str, name: str) -> None:
         if what == "maintain":
             maintain_table(spark, lake, path, 0.0)
             return None
+        if what == "rebuild":
+            try:
+                rebuild_table(spark, zone, target, target.scd[0])
+            except PgcdcError as error:
+                return f"{type(error).__name__}: {error}"
+            return ""
         (report,) = merge_tables(spark, zone, [target], LsnWindow.parse(window))
         if isinstance(report, MergeFailure):
             return f"{type(report.error).__name__}: {report.error}"
@@ -94,4 +109,4 @@ def _serve(uri: str, name: str) -> None:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1], sys.argv[2])
+    _serve(*sys.argv[1:])
