@@ -106,6 +106,10 @@ class SparkCluster:
                             found.append(child)
         return sorted(found, key=lambda child: child.create_time())
 
+    def applications(self) -> list[str]:
+        """List the applications that have had executors, ended ones included."""
+        return sorted(folder.name for folder in (self.folder / "work").glob("app-*"))
+
     def kill_executor(self) -> bool:
         """Kill the oldest executor; return whether there was one."""
         for executor in self.executors():
