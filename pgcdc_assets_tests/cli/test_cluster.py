@@ -16,6 +16,8 @@ from pgcdc_assets_tests.support.spark import ON_CLUSTER
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow, pytest.mark.soak]
 
 ROWS = 5_000
+# An address of this machine that is not the default of `pgcdc spark start`.
+OTHER_ADDRESS = "127.0.0.2"
 
 
 def set_spark_config(project: Project, conf: dict[str, str]) -> None:
@@ -47,8 +49,9 @@ def test_the_project_file_of_one_machine_runs_on_a_cluster_by_settings(
         if kind == "cluster":
             set_spark_config(pgcdc, cluster.conf)
         else:
-            conf = [f"--conf={name}={value}" for name, value in cluster.conf.items()]
-            pgcdc("spark", "start", "--lake", "s3://lake", *conf)
+            conf = {**cluster.conf, "spark.driver.host": OTHER_ADDRESS}
+            options = [f"--conf={name}={value}" for name, value in conf.items()]
+            pgcdc("spark", "start", "--lake", "s3://lake", *options)
         try:
             pgcdc("sync")
             assert "3 tables" in pgcdc("verify")

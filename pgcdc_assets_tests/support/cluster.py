@@ -39,7 +39,6 @@ CLUSTER_CONF = {
     "spark.executor.cores": "1",
     "spark.driver.memory": "1g",
     "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "4",
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.ui.enabled": "false",
