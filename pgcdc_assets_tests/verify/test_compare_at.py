@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from pyarrow.fs import FileSelector
 
 from pgcdc_assets.errors import ConfigurationError, MergeConflict, TableDamaged, TransientError
+from pgcdc_assets.raw.files import filesystem, write_file
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.verify import (
@@ -69,8 +69,9 @@ def test_the_sides_are_equal_after_the_snapshot_after_changes_and_before_a_merge
     assert found.source_rows == found.target_rows == 401
     pipeline.merge()
     assert verify(pipeline).is_equal
-    staging = Path(pipeline.zone.lake.path(pipeline.zone.name, "verify"))
-    assert not staging.exists() or not list(staging.iterdir())
+    files = filesystem(pipeline.zone.lake, pipeline.zone.lake.path(pipeline.zone.name))
+    staged = FileSelector("verify", allow_not_found=True, recursive=True)
+    assert files.get_file_info(staged) == []
 
 
 @pytest.mark.parametrize(
@@ -295,8 +296,10 @@ def test_the_error_names_a_table_that_is_unpublished_or_never_merged(pipeline: P
 def test_the_error_names_a_table_with_an_unreadable_log(pipeline: Pipeline) -> None:
     pipeline.start("create table t (id int primary key)", "insert into t values (1)")
     pipeline.sync()
-    newest = max(Path(pipeline.path(), "_delta_log").glob("*.json"))
-    newest.write_text("no JSON")
+    files = filesystem(pipeline.zone.lake, pipeline.path())
+    log = files.get_file_info(FileSelector("_delta_log"))
+    newest = max(found.base_name for found in log if found.extension == "json")
+    write_file(files, f"_delta_log/{newest}", b"no JSON")
     with pytest.raises(TableDamaged, match=r"scd1/public/t cannot be read"):
         verify(pipeline)
 
