@@ -69,9 +69,8 @@ def test_the_sides_are_equal_after_the_snapshot_after_changes_and_before_a_merge
     assert found.source_rows == found.target_rows == 401
     pipeline.merge()
     assert verify(pipeline).is_equal
-    files = filesystem(pipeline.zone.lake, pipeline.zone.lake.path(pipeline.zone.name))
-    staged = FileSelector("verify", allow_not_found=True, recursive=True)
-    assert files.get_file_info(staged) == []
+    staging = filesystem(pipeline.zone.lake, pipeline.zone.lake.path(pipeline.zone.name, "verify"))
+    assert staging.get_file_info(FileSelector("", allow_not_found=True)) == []
 
 
 @pytest.mark.parametrize(
@@ -296,10 +295,9 @@ def test_the_error_names_a_table_that_is_unpublished_or_never_merged(pipeline: P
 def test_the_error_names_a_table_with_an_unreadable_log(pipeline: Pipeline) -> None:
     pipeline.start("create table t (id int primary key)", "insert into t values (1)")
     pipeline.sync()
-    files = filesystem(pipeline.zone.lake, pipeline.path())
-    log = files.get_file_info(FileSelector("_delta_log"))
-    newest = max(found.base_name for found in log if found.extension == "json")
-    write_file(files, f"_delta_log/{newest}", b"no JSON")
+    log = filesystem(pipeline.zone.lake, f"{pipeline.path()}/_delta_log")
+    entries = [found.base_name for found in log.get_file_info(FileSelector(""))]
+    write_file(log, max(name for name in entries if name.endswith(".json")), b"no JSON")
     with pytest.raises(TableDamaged, match=r"scd1/public/t cannot be read"):
         verify(pipeline)
 
