@@ -63,6 +63,6 @@ def test_the_project_file_of_one_machine_runs_on_a_cluster_by_settings(
             assert "3 tables" in pgcdc("verify")
         finally:
             pgcdc("spark", "stop")
-        # Each command is a driver with executors of its own, or all use the executors of the server.
+        # Each command is an application with executors of its own, or all use those of the server.
         assert len(cluster.applications()) == {"cluster": 4, "cluster_connect": 1}[kind]
     assert store_proxy.counts()["PUT"] > 0
