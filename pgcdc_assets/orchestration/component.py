@@ -29,7 +29,7 @@ from pgcdc_assets.orchestration.component_models import (
     SnapshotModel,
     StepModel,
 )
-from pgcdc_assets.orchestration.component_storage import StorageModel
+from pgcdc_assets.orchestration.component_storage import Options, StorageModel
 from pgcdc_assets.orchestration.component_tables import AllTablesModel, TableModel
 from pgcdc_assets.orchestration.project import home
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
@@ -204,7 +204,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
     storage: StorageModel = Field(
         default=StorageModel(), description="The settings of an S3 store, see below."
     )
-    storage_options: dict[str, str] = Field(
+    storage_options: Options = Field(
         default={},
         description="Further options of delta-rs for the object store. Dagster shows them: set "
         "credentials as environment variables instead.",
@@ -213,7 +213,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
         default=None,
         description="Spark Connect address, or `local`. Unset: `PGCDC_SPARK_REMOTE`.",
     )
-    spark_config: dict[str, str] = Field(
+    spark_config: Options = Field(
         default={},
         description="Spark settings over the defaults; `spark.jars.packages` adds to Delta's. A "
         "capture with such settings does not use the server of `pgcdc spark start`.",

@@ -1,6 +1,8 @@
-"""The object store of a lake, as the component's YAML declares it."""
+"""The object store of a lake and the options of its clients, as the component's YAML declares."""
 
 from __future__ import annotations
+
+from typing import Annotated
 
 import dagster as dg
 from dagster.components.resolved.base import Resolvable
@@ -9,6 +11,24 @@ from pydantic import Field
 from pgcdc_assets.storage import Storage
 
 _STYLE = "path_style"
+
+
+def _resolve_options(context: dg.ResolutionContext, options: dict[str, str]) -> dict[str, str]:
+    """Return options with their templates replaced, and otherwise as written."""
+    return {name: _resolve_text(context.at_path(name), text) for name, text in options.items()}
+
+
+def _resolve_text(context: dg.ResolutionContext, text: str) -> str:
+    # This call raises the error of an undefined template, which is empty in a longer text.
+    context.resolve_value(text)
+    # Dagster makes a number of the text "2", and a tuple of "1,2". No such value begins with "=".
+    return str(context.resolve_value(f"={text}"))[1:]
+
+
+Options = Annotated[
+    dict[str, str],
+    dg.Resolver(_resolve_options, model_field_type=dict[str, str], inject_before_resolve=False),
+]
 
 
 class StorageModel(dg.Model, Resolvable):

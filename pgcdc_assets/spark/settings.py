@@ -71,9 +71,9 @@ _COMPILER_OPTIONS = (
 _FEW_CORES = 2
 
 _SERVER_CONF: Mapping[str, str] = {
-    # No port of the server is reachable from other machines.
+    # No port of the server is reachable from other machines. The driver binds to its host, which a
+    # user sets for the executors of a cluster.
     "spark.connect.grpc.binding.address": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     CATALOG: IN_MEMORY,
     # Spark keeps the plans of a thousand past queries for the UI, which is disabled. A server that

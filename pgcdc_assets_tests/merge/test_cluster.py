@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ import pytest
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.jars import MASTER
+from pgcdc_assets.spark.server import SparkServer
 from pgcdc_assets.spark.settings import embedded_conf, server_conf
 from pgcdc_assets_tests.support.cluster import SparkCluster
 from pgcdc_assets_tests.support.merge.history import Landing, column, delete, relation, update
@@ -24,7 +28,8 @@ _KILLS, _SECONDS_BETWEEN_KILLS = 2, 5.0
 
 ROOT = Path(__file__).parents[2]
 
-# SCD1, SCD2, soft deletes, tables without a key, rebuild and verify; random histories among them.
+# SCD1, SCD2, soft deletes, tables without a key, rebuild and verify, killed syncs; random histories
+# among them.
 # Each kind of history is cut once; a folder of this machine has the other cuts.
 _ONE_CUT = "not (-one or -many or -all)"
 _TESTS = {
@@ -34,6 +39,7 @@ _TESTS = {
     "merge/test_random_soft_deletes.py": _ONE_CUT,
     "merge/test_rebuild.py::test_a_table_is_rebuilt_with_the_source_switched_off": "",
     "verify/test_compare_at.py": "",
+    "test_random_convergence.py::test_killed_syncs_land_each_change_once_and_converge": "",
 }
 _FOR_ONE_MACHINE = (
     "spark.sql.shuffle.partitions",
@@ -72,11 +78,22 @@ def test_the_tests_of_the_merge_pass_on_a_cluster_with_a_lake_in_s3(test: str, k
     assert re.search(r"\b\d+ passed", done.stdout) and "skipped" not in done.stdout
 
 
+@contextmanager
+def _driver(cluster: SparkCluster, kind: str, folder: Path, lake: str) -> Iterator[tuple[str, str]]:
+    """The address of the server with the driver, or `local`, and a client's settings as JSON."""
+    if kind == "cluster":
+        yield "local", json.dumps(cluster.conf)
+        return
+    with SparkServer(folder, cluster.conf, [lake]).running() as server:
+        yield server.remote, "{}"
+
+
 @pytest.mark.spark
 @pytest.mark.soak
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", ON_CLUSTER)
 def test_a_merge_that_loses_executors_loses_and_repeats_nothing(
-    s3_lake: Lake, tmp_path: Path
+    kind: str, s3_lake: Lake, tmp_path: Path
 ) -> None:
     """Executors are killed during the merge. It continues, or it fails and is repeated."""
     landing = Landing(RawZone(s3_lake, "test"), [relation(column("id"), column("v", "text"))])
@@ -86,10 +103,15 @@ def test_a_merge_that_loses_executors_loses_and_repeats_nothing(
     landing.land(updated, [delete(str(number), None) for number in range(1, ROWS, 2)])
     keys = [window.key for window in landing.windows]
     program = "pgcdc_assets_tests.support.merge.lost_executors"
-    with SparkCluster(tmp_path, {}) as cluster:
-        arguments = [s3_lake.uri, json.dumps(cluster.conf), *keys]
-        command = [sys.executable, "-m", program, *arguments]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as merging:
+    with (
+        SparkCluster(tmp_path, {}) as cluster,
+        _driver(cluster, kind, tmp_path, s3_lake.uri) as (remote, conf),
+    ):
+        command = [sys.executable, "-m", program, s3_lake.uri, conf, *keys]
+        environment = {**os.environ, "PGCDC_SPARK_REMOTE": remote}
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, text=True
+        ) as merging:
             assert merging.stdout is not None
             assert any(line == "begin\n" for line in merging.stdout)
             kills = 0

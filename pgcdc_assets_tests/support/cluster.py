@@ -39,7 +39,6 @@ CLUSTER_CONF = {
     "spark.executor.cores": "1",
     "spark.driver.memory": "1g",
     "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "4",
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.ui.enabled": "false",
@@ -105,6 +104,10 @@ class SparkCluster:
                         if any(_EXECUTOR in word for word in child.cmdline()):
                             found.append(child)
         return sorted(found, key=lambda child: child.create_time())
+
+    def applications(self) -> list[str]:
+        """List the applications that have had executors, ended ones included."""
+        return sorted(folder.name for folder in (self.folder / "work").glob("app-*"))
 
     def kill_executor(self) -> bool:
         """Kill the oldest executor; return whether there was one."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from pyarrow.fs import FileSelector
 
 from pgcdc_assets.errors import ConfigurationError, MergeConflict, TableDamaged, TransientError
+from pgcdc_assets.raw.files import filesystem, write_file
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.verify import (
@@ -69,8 +69,8 @@ def test_the_sides_are_equal_after_the_snapshot_after_changes_and_before_a_merge
     assert found.source_rows == found.target_rows == 401
     pipeline.merge()
     assert verify(pipeline).is_equal
-    staging = Path(pipeline.zone.lake.path(pipeline.zone.name, "verify"))
-    assert not staging.exists() or not list(staging.iterdir())
+    staging = filesystem(pipeline.zone.lake, pipeline.zone.lake.path(pipeline.zone.name, "verify"))
+    assert staging.get_file_info(FileSelector("", allow_not_found=True)) == []
 
 
 @pytest.mark.parametrize(
@@ -295,8 +295,9 @@ def test_the_error_names_a_table_that_is_unpublished_or_never_merged(pipeline: P
 def test_the_error_names_a_table_with_an_unreadable_log(pipeline: Pipeline) -> None:
     pipeline.start("create table t (id int primary key)", "insert into t values (1)")
     pipeline.sync()
-    newest = max(Path(pipeline.path(), "_delta_log").glob("*.json"))
-    newest.write_text("no JSON")
+    log = filesystem(pipeline.zone.lake, f"{pipeline.path()}/_delta_log")
+    entries = [found.base_name for found in log.get_file_info(FileSelector(""))]
+    write_file(log, max(name for name in entries if name.endswith(".json")), b"no JSON")
     with pytest.raises(TableDamaged, match=r"scd1/public/t cannot be read"):
         verify(pipeline)
 

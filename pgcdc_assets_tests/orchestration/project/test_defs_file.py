@@ -235,6 +235,33 @@ def test_an_undefined_template_is_named(tmp_path: Path) -> None:
         load_defs_folders([tmp_path / "defs"])
 
 
+def test_options_of_spark_and_of_the_store_are_texts_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dagster evaluates the text of a setting, and "2" would be a number."""
+    monkeypatch.setenv("CORES", "1e1")
+    options = """ {number: "2", word: "true", pair: "1,2", quotes: "'a'", empty: "", none: None,
+    variable: "{{ env.CORES }}", longer: "{{ env.CORES }}m"}
+"""
+    written(tmp_path, f"{GOOD}  spark_config:{options}  storage_options:{options}{TABLE}")
+    loaded = find_captures(load_defs_folders([tmp_path / "defs"]))["shop"]
+    expected = {
+        "number": "2",
+        "word": "true",
+        "pair": "1,2",
+        "quotes": "'a'",
+        "empty": "",
+        "none": "None",
+        "variable": "1e1",
+        "longer": "1e1m",
+    }
+    assert loaded.spark.spark_config == loaded.lake.storage_options == expected
+    other = tmp_path / "other"
+    written(other, f"{GOOD}  spark_config: {{cores: '{{{{ nope }}}}'}}\n{TABLE}")
+    with pytest.raises(ConfigurationError, match=r"defs\.yaml:\d+ .*'nope' is undefined"):
+        load_defs_folders([other / "defs"])
+
+
 def test_every_documented_setting_is_accepted(tmp_path: Path) -> None:
     settings = """  slot: other
   dsn_env: SHOP_DSN

@@ -1,5 +1,7 @@
 """Merge tables on a cluster while executors are killed: URI CONF FIRST SECOND, a JSON and two keys.
 
+`PGCDC_SPARK_REMOTE` is the server with the driver, or `local`: the driver is in this process.
+
 The process merges the first window and prints `begin`. It merges the second window until it
 succeeds, and prints the classes of the errors and what the tables contain, as JSON.
 """
@@ -26,7 +28,7 @@ def run(uri: str, conf: dict[str, str], keys: list[str]) -> dict[str, Any]:
 
     lake = Lake(uri)
     zone, table = RawZone(lake, "test"), CdcTable("shop", "items", (1, 2))
-    spark = SparkResource(remote="local", spark_config=conf).session(lake)
+    spark = SparkResource(spark_config=conf).session(lake)
     first, second = map(LsnWindow.parse, keys)
 
     def merge(window: LsnWindow) -> list[str]:

@@ -1,0 +1,68 @@
+"""A project file with a lake in an S3 store, run on a Spark cluster by its settings alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pgcdc_assets_tests.cli.test_object_store import Project
+from pgcdc_assets_tests.support.cluster import SparkCluster
+from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.object_store import StoreProxy
+from pgcdc_assets_tests.support.spark import ON_CLUSTER
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow, pytest.mark.soak]
+
+ROWS = 5_000
+# An address of this machine that is not the default of `pgcdc spark start`.
+OTHER_ADDRESS = "127.0.0.2"
+
+
+def set_spark_config(project: Project, conf: dict[str, str]) -> None:
+    """Set `spark_config` in the project file, and nothing else."""
+    file = project.folder / "defs" / "mine" / "defs.yaml"
+    document = yaml.safe_load(file.read_text())
+    document["attributes"]["spark_config"] = conf
+    file.write_text(yaml.safe_dump(document))
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", ON_CLUSTER)
+def test_the_project_file_of_one_machine_runs_on_a_cluster_by_settings(
+    kind: str, database: Database, tmp_path: Path, store_proxy: StoreProxy
+) -> None:
+    """The driver is in the runs, by `spark_config`, or in the server of `pgcdc spark start`."""
+    database.execute("create table items (id int primary key, v numeric, tags text[])")
+    database.execute("create table kept (id int primary key, v text)")
+    database.execute("create table bag (v text)")
+    database.execute("alter table bag replica identity full")
+    database.execute("create publication pub for table items, kept, bag")
+    # The process of a run merges smaller tables without Spark.
+    rows = f"generate_series(1, {ROWS}) n"
+    database.execute(f"insert into items select n, n / 7.0, '{{a,b}}' from {rows}")
+    database.execute(f"insert into kept select n, 'row' from {rows}")
+    database.execute(f"insert into bag select 'twice' || n / 2 from {rows}")
+    pgcdc = Project(database, tmp_path, f"s3://lake/cluster-{kind}-{database.name}")
+    with SparkCluster(tmp_path, pgcdc.environment) as cluster:
+        if kind == "cluster":
+            set_spark_config(pgcdc, cluster.conf)
+        else:
+            conf = {**cluster.conf, "spark.driver.host": OTHER_ADDRESS}
+            options = [f"--conf={name}={value}" for name, value in conf.items()]
+            pgcdc("spark", "start", "--lake", "s3://lake", *options)
+        try:
+            pgcdc("sync")
+            assert "3 tables" in pgcdc("verify")
+            database.execute("update items set v = v + 1 where id % 3 <> 0")
+            database.execute("delete from items where id % 9 = 0")
+            database.execute("delete from kept where id % 2 = 0")
+            database.execute("delete from bag where ctid = (select min(ctid) from bag)")
+            pgcdc("sync")
+            assert "3 tables" in pgcdc("verify")
+        finally:
+            pgcdc("spark", "stop")
+        # Each command is an application with executors of its own, or all use those of the server.
+        assert len(cluster.applications()) == {"cluster": 4, "cluster_connect": 1}[kind]
+    assert store_proxy.counts()["PUT"] > 0
