@@ -86,7 +86,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "merge_wide": Benchmark(
         "merge_wide",
         "10, 100 and 500 tables of 100 rows, of which none, one or five change",
-        2,
+        4,
         None,
         True,
     ),
@@ -96,7 +96,14 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         8,
         None,
     ),
-    "log_entries": Benchmark("log_entries", "logs of 1,000, 17,280 and 200,000 commits", 2, None),
+    "window_growth": Benchmark(
+        "window_growth",
+        "100 and 10,000 windows of 10 changes of one of 20 tables of 100 rows",
+        12,
+        None,
+        True,
+    ),
+    "log_entries": Benchmark("log_entries", "logs of 10,000 to 1,000,000 commits", 8, None),
     "large_tables": Benchmark(
         "large_tables", "logs of tables of 1,000 and 10,000 files of a million rows", 1, None
     ),

@@ -42,3 +42,4 @@ def run() -> Iterator[Result]:
         finally:
             spark.stop()
     yield Result.of("merge_100_tables_vs_recipe", seconds[OURS], seconds["recipe"], "s")
+    yield Result.against_limit("merge_100_tables", seconds[OURS], 12, "s")

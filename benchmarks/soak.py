@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -27,7 +26,7 @@ from deltalake.exceptions import DeltaError
 from benchmarks.freshness_source import DATABASE, PUBLICATION, source, table_names
 from benchmarks.live_pipeline import count_equal_rows, running_dagster
 from benchmarks.results import Result
-from benchmarks.scale import roomy_folder, scaled
+from benchmarks.scale import memory_folder, roomy_folder, scaled
 from benchmarks.soak_definitions import CAPTURE, INTERVAL, TABLES
 from benchmarks.soak_samples import (
     Sample,
@@ -243,12 +242,9 @@ class _Soak:
 @contextmanager
 def _dagster_home() -> Iterator[Path]:
     """Create a home for Dagster, in memory if possible: half of a window is its writes to disk."""
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(
-        prefix="pgcdc-bench-soak-", dir=memory if memory.is_dir() else None
-    ) as folder:
-        shutil.copyfile(CONFIG, Path(folder) / "dagster.yaml")
-        yield Path(folder)
+    with memory_folder("soak") as folder:
+        shutil.copyfile(CONFIG, folder / "dagster.yaml")
+        yield folder
 
 
 def _set_retention(path: str) -> None:
