@@ -1,6 +1,6 @@
 """Costs after a hundred and after ten thousand landed windows.
 
-Each window changes ten rows of one of twenty small tables. As in a capture's run, the maintenance of
+Each window changes ten rows of one of twenty small tables. As in a capture, the maintenance of
 the raw zone follows each landing, with its own limits and retention. Windows of a few hours are
 landed in minutes, so no log entry reaches the age at which the maintenance deletes it. The lake is
 in memory if possible.
