@@ -81,7 +81,11 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         True,
     ),
     "merge_many": Benchmark(
-        "merge_many", "windows of 10 changes in each of 100 tables of 1,000 rows", 12, None, True
+        "merge_many",
+        "windows of 10 changes in each of 10, 100 and 500 tables of 1,000 rows",
+        15,
+        None,
+        True,
     ),
     "merge_wide": Benchmark(
         "merge_wide",
@@ -117,6 +121,12 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "verify_small": Benchmark("verify_small", "9 tables of 1,000 rows", 3, uses_spark=True),
     "sync": Benchmark("sync", _STREAM, 7, uses_spark=True),
     "sync_small": Benchmark("sync_small", "10 changes of 25,000 orders", 7, uses_spark=True),
+    "first_merge": Benchmark(
+        "first_merge", "8 tables of 100 rows with 10 changes each", 2, None, uses_spark=True
+    ),
+    "run_overhead": Benchmark(
+        "run_overhead", "10 changes of 100,000 orders at a time", 5, uses_spark=True
+    ),
     "demo_cold": Benchmark("demo_cold", "a shop of 10,000 orders", 4, uses_spark=True),
     "freshness": Benchmark(
         "freshness",
