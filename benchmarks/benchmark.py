@@ -135,7 +135,10 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         uses_spark=True,
     ),
     "soak": Benchmark(
-        "soak", "20,000 windows of 20 tables, with the maintenance on", 100, uses_spark=True
+        "soak",
+        "20,000 windows of 20 tables, half of them with a history, with the maintenance on",
+        130,
+        uses_spark=True,
     ),
     "peers": Benchmark("peers.run", _STREAM, 30, postgres=15),
 }
