@@ -103,7 +103,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "window_growth": Benchmark(
         "window_growth",
         "100 and 10,000 windows of 10 changes of one of 20 tables of 100 rows",
-        12,
+        20,
         None,
         True,
     ),

@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import dagster as dg
@@ -71,12 +72,12 @@ def _measure(folder: Path) -> dict[str, list[float]]:
             ),
             dg.DagsterInstance.from_config(str(home)) as instance,
         ):
-            _await_merge(instance, 0, check)
+            merges = _ChangedMerges(instance, check)
+            merges.find_next()
             for number in range(_WARM_UP + RUNS):
                 time.sleep(_SECONDS_BETWEEN)
-                before = len(_merges(instance))
                 _change(conninfo)
-                found = _split(instance, _await_merge(instance, before, check))
+                found = merges.find_next()
                 log(", ".join(f"{part} {seconds:.2f} s" for part, seconds in found.items()))
                 if number >= _WARM_UP:
                     for part, seconds in found.items():
@@ -92,37 +93,62 @@ def _change(conninfo: str) -> None:
         cursor.execute(_UPDATE, (_CHANGES,))
 
 
-def _merges(instance: dg.DagsterInstance) -> list[dg.RunRecord]:
-    """Return the successful runs of the merge job, the newest first."""
-    wanted = dg.RunsFilter(
-        job_name=Names.of(CAPTURE).merge_job, statuses=[dg.DagsterRunStatus.SUCCESS]
-    )
-    return list(instance.get_run_records(wanted))
+@dataclass
+class _ChangedMerges:
+    """The merges that changed the table, one after the other.
+
+    Attributes:
+        check: raises an error if Dagster has ended.
+    """
+
+    instance: dg.DagsterInstance
+    check: Callable[[], None]
+    _seen: set[str] = field(default_factory=set)
+
+    def find_next(self) -> dict[str, float]:
+        """Wait for the end of the next merge, and return the seconds of its parts."""
+        end = time.monotonic() + _LIMIT_OF_A_MERGE
+        while True:
+            for record in self._new():
+                merge = self._merge_seconds(record)
+                if merge is not None:
+                    return _split(record, merge)
+            self.check()
+            if time.monotonic() > end:
+                raise SystemExit(f"no merge ended within {_LIMIT_OF_A_MERGE:g} s")
+            time.sleep(_POLL_SECONDS)
+
+    def _new(self) -> list[dg.RunRecord]:
+        """Return the successful runs since the last call, the oldest first."""
+        wanted = dg.RunsFilter(
+            job_name=Names.of(CAPTURE).merge_job, statuses=[dg.DagsterRunStatus.SUCCESS]
+        )
+        found = [
+            record
+            for record in reversed(self.instance.get_run_records(wanted))
+            if record.dagster_run.run_id not in self._seen
+        ]
+        self._seen.update(record.dagster_run.run_id for record in found)
+        return found
+
+    def _merge_seconds(self, record: dg.RunRecord) -> float | None:
+        """Return the seconds of a run's merge; None if it changed no row."""
+        kind = dg.DagsterEventType.ASSET_MATERIALIZATION
+        for event in self.instance.all_logs(record.dagster_run.run_id, of_type=kind):
+            materialization = event.asset_materialization
+            # The newest window has the figures of the merge.
+            if materialization is not None and "seconds" in materialization.metadata:
+                figures = materialization.metadata
+                is_first = "snapshot_lsn" in figures
+                if is_first or float(str(figures["changes_read"].value)):
+                    return float(str(figures["seconds"].value))
+        return None
 
 
-def _await_merge(
-    instance: dg.DagsterInstance, before: int, check: Callable[[], None]
-) -> dg.RunRecord:
-    """Wait for one more successful merge than before, and return its record."""
-    end = time.monotonic() + _LIMIT_OF_A_MERGE
-    while len(found := _merges(instance)) <= before:
-        check()
-        if time.monotonic() > end:
-            raise SystemExit(f"no merge ended within {_LIMIT_OF_A_MERGE:g} s")
-        time.sleep(_POLL_SECONDS)
-    return found[0]
-
-
-def _split(instance: dg.DagsterInstance, record: dg.RunRecord) -> dict[str, float]:
+def _split(record: dg.RunRecord, merge: float) -> dict[str, float]:
     """Return the seconds of the parts of a run."""
     if record.start_time is None or record.end_time is None:
         raise SystemExit("the run has no times")
-    kind = dg.DagsterEventType.ASSET_MATERIALIZATION
-    (event,) = instance.all_logs(record.dagster_run.run_id, of_type=kind)
-    materialization = event.asset_materialization
-    if materialization is None:
-        raise SystemExit("the run has materialised nothing")
-    merge = float(str(materialization.metadata["seconds"].value))
     requested = record.create_timestamp.timestamp()
     return {
         "until_start": record.start_time - requested,
