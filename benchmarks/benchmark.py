@@ -81,12 +81,16 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         True,
     ),
     "merge_many": Benchmark(
-        "merge_many", "windows of 10 changes in each of 100 tables of 1,000 rows", 12, None, True
+        "merge_many",
+        "windows of 10 changes in each of 10, 100 and 500 tables of 1,000 rows",
+        15,
+        None,
+        True,
     ),
     "merge_wide": Benchmark(
         "merge_wide",
         "10, 100 and 500 tables of 100 rows, of which none, one or five change",
-        2,
+        4,
         None,
         True,
     ),
@@ -96,7 +100,14 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         8,
         None,
     ),
-    "log_entries": Benchmark("log_entries", "logs of 1,000, 17,280 and 200,000 commits", 2, None),
+    "window_growth": Benchmark(
+        "window_growth",
+        "100 and 10,000 windows of 10 changes of one of 20 tables of 100 rows",
+        20,
+        None,
+        True,
+    ),
+    "log_entries": Benchmark("log_entries", "logs of 10,000 to 1,000,000 commits", 10, None),
     "large_tables": Benchmark(
         "large_tables", "logs of tables of 1,000 and 10,000 files of a million rows", 1, None
     ),
@@ -110,6 +121,12 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "verify_small": Benchmark("verify_small", "9 tables of 1,000 rows", 3, uses_spark=True),
     "sync": Benchmark("sync", _STREAM, 7, uses_spark=True),
     "sync_small": Benchmark("sync_small", "10 changes of 25,000 orders", 7, uses_spark=True),
+    "first_merge": Benchmark(
+        "first_merge", "8 tables of 100 rows with 10 changes each", 2, None, uses_spark=True
+    ),
+    "run_overhead": Benchmark(
+        "run_overhead", "10 changes of 100,000 orders at a time", 5, uses_spark=True
+    ),
     "demo_cold": Benchmark("demo_cold", "a shop of 10,000 orders", 4, uses_spark=True),
     "freshness": Benchmark(
         "freshness",
@@ -118,7 +135,10 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         uses_spark=True,
     ),
     "soak": Benchmark(
-        "soak", "20,000 windows of 20 tables, with the maintenance on", 100, uses_spark=True
+        "soak",
+        "20,000 windows of 20 tables, half of them with a history, with the maintenance on",
+        130,
+        uses_spark=True,
     ),
     "peers": Benchmark("peers.run", _STREAM, 30, postgres=15),
 }

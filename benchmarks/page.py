@@ -81,6 +81,16 @@ SUMMARY: Sequence[tuple[str, str, str]] = (
     ),
     ("merge_10k_into_30m_vs_1m", "10,000 recent changes into 30 million rows", "into 1 million"),
     ("merge_100_tables_vs_recipe", "10 changes in each of 100 tables", "MERGEs written by hand"),
+    ("merge_100_tables", "the same", "limit"),
+    ("merge_5_of_500_tables", "10 changes in each of 5 of 500 tables", "limit"),
+    ("prepare_1_of_500_tables", "plan of a merge of 500 tables, of which one changed", "limit"),
+    ("merge_sensor_tick_500_tables", "CPU of a tick of the merge sensor, 500 tables", "limit"),
+    (
+        "materialisations_1_of_500_tables",
+        "materialisations of a run of 500 tables, of which one changed",
+        "limit",
+    ),
+    ("open_table_of_200000_log_entries", "open of a table with 200,000 log entries", "limit"),
     (
         "merge_100k_into_1m_on_a_cluster_vs_recipe",
         "100,000 changes into a million rows on a cluster",
@@ -99,6 +109,10 @@ SUMMARY: Sequence[tuple[str, str, str]] = (
         "`pgcdc sync` of ten changes with a Spark server",
         "without a server",
     ),
+    ("sync_small_server", "the same with a Spark server", "limit"),
+    ("sync_small_embedded", "the same without a server", "limit"),
+    ("first_merge_8_tables_cold", "first merge of 8 tiny tables in a new process", ""),
+    ("dagster_run_overhead", "a run of Dagster, without its merge", "limit"),
     ("demo_cold", "`make demo` from an installed clone", "limit"),
     ("disk_to_live_bytes_at_most", "disk of small tables, to their live bytes", "limit"),
 )
@@ -162,7 +176,9 @@ def build_summary(entries: Sequence[Entry]) -> str:
             continue
         entry = by_name[name]
         unit = entry["unit"].partition(",")[0]
-        baseline = f"{beside}: {shown(entry['baseline'])}" if beside else ""
+        # An entry may be older than its limit.
+        is_compared = beside and entry["baseline"] is not None
+        baseline = f"{beside}: {shown(entry['baseline'])}" if is_compared else ""
         ratio = shown(entry["ratio"])
         rows.append((what, f"{shown(entry['ours'])} {unit}", baseline, ratio, _recorded(entry)))
     return _table(("what", "ours", "beside", "ratio", "recorded"), rows)

@@ -10,13 +10,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from benchmarks.orders import SCHEMA
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.spark.sql import delta_table
+
+# In SQL, because a Spark Connect server knows `DeltaTable.merge` only with a plugin of Delta.
+_MERGE = """
+    MERGE INTO {target} t USING {source} s ON t.id = s.id
+    WHEN MATCHED AND s.op = 'D' THEN DELETE
+    WHEN MATCHED THEN UPDATE SET *
+    WHEN NOT MATCHED AND s.op <> 'D' THEN INSERT *
+"""
+_SOURCE = "recipe_changes"
 
 _VALUES = (
     "CAST(new[1] AS BIGINT) AS customer_id",
@@ -66,15 +75,8 @@ class Recipe:
         )
         newest_first = Window.partitionBy("id").orderBy(F.desc("commit_lsn"), F.desc("ordinal"))
         newest = rows.withColumn("age", F.row_number().over(newest_first)).where("age = 1")
-        (
-            DeltaTable.forPath(self.spark, self.path(table))
-            .alias("t")
-            .merge(newest.alias("s"), "t.id = s.id")
-            .whenMatchedDelete(condition="s.op = 'D'")
-            .whenMatchedUpdateAll()
-            .whenNotMatchedInsertAll(condition="s.op <> 'D'")
-            .execute()
-        )
+        newest.createOrReplaceTempView(_SOURCE)
+        self.spark.sql(_MERGE.format(target=delta_table(self.path(table)), source=_SOURCE))
 
     def _read(self, uri: str, table: str) -> DataFrame:
         rows = self.spark.read.format("delta").load(uri)

@@ -37,3 +37,12 @@ def roomy_folder(name: str, gigabytes: float) -> Iterator[Path]:
                 "set TMPDIR to a larger place"
             )
         yield Path(folder)
+
+
+@contextmanager
+def memory_folder(name: str) -> Iterator[Path]:
+    """Create a temporary folder for the block, in memory if possible."""
+    memory = Path("/dev/shm")
+    parent = memory if memory.is_dir() else None
+    with tempfile.TemporaryDirectory(prefix=f"pgcdc-bench-{name}-", dir=parent) as folder:
+        yield Path(folder)

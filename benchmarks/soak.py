@@ -1,5 +1,7 @@
 """A long life, compressed: 20,000 windows of twenty tables, with the maintenance on.
 
+Half of the tables are merged into a history (SCD2) too.
+
 A source commits 20 transactions a second (`soak_writer.py`). `dagster dev` runs the lag sensor, the
 merge sensor and the schedule of the maintenance, captures and merges are runs of Dagster, and the
 merges use the Spark server of `pgcdc spark start`. Windows are opened after 0.1 s, and everything
@@ -13,7 +15,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -27,7 +28,7 @@ from deltalake.exceptions import DeltaError
 from benchmarks.freshness_source import DATABASE, PUBLICATION, source, table_names
 from benchmarks.live_pipeline import count_equal_rows, running_dagster
 from benchmarks.results import Result
-from benchmarks.scale import roomy_folder, scaled
+from benchmarks.scale import memory_folder, roomy_folder, scaled
 from benchmarks.soak_definitions import CAPTURE, INTERVAL, TABLES
 from benchmarks.soak_samples import (
     Sample,
@@ -47,8 +48,10 @@ from pgcdc_assets.orchestration.state import read_state
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.server import SparkServer
+from pgcdc_assets.spark.session import own_sessions, spark_session
 from pgcdc_assets.tables.properties import FILE_RETENTION, LOG_RETENTION
 from pgcdc_assets.tables.state import table_path
+from pgcdc_assets.verify import check_all
 
 WINDOWS = scaled(20_000, least=100)
 SAMPLE_SECONDS = scaled(60, least=5)
@@ -95,13 +98,16 @@ def _series(samples: Sequence[Sample]) -> dict[str, list[float]]:
         log(f"memory of the {role}: {early:,.0f} MB to {late:,.0f} MB")
     worst = max(rates, key=lambda role: rates[role])
     log(f"the memory of the {worst} grew most")
+    memory = {f"memory_of_{role.replace(' ', '_')}": curve for role, curve in curves.items()}
     return {
         "window_seconds": [s.window_seconds for s in samples if s.window_seconds is not None],
         "merge_seconds": [s.merge_seconds for s in samples if s.merge_seconds is not None],
         "raw_files": [float(s.files["raw"].count) for s in samples],
         "scd_files": [float(s.files["scd"].count) for s in samples],
+        "history_files": [float(s.files["history"].count) for s in samples],
         "log_files": [float(s.files["log"].count) for s in samples],
         "memory": curves[worst],
+        **memory,
         "dagster_database": [s.database["database"] / 1e6 for s in samples],
     }
 
@@ -156,6 +162,7 @@ def _measure(folder: Path) -> list[Sample]:
             soak.catch_up(writer.end, check)
         rows = count_equal_rows(conninfo, zone, PUBLICATION, _NAMES)
         log(f"{len(_NAMES)} tables with {rows:,} rows equal their source")
+        _check_histories(spark.remote, zone)
     return soak.samples
 
 
@@ -176,7 +183,11 @@ class _Soak:
 
     def begin(self, check: Callable[[], None]) -> None:
         """Wait until all tables exist, then set their retention of files and log entries."""
-        paths = [table_path(self._zone.lake, self._zone.name, "public", name, 1) for name in _NAMES]
+        paths = [
+            table_path(self._zone.lake, self._zone.name, table.schema, table.table, scd)
+            for table in CAPTURE.tables
+            for scd in table.scd
+        ]
         _wait_for(
             lambda: all(map(DeltaTable.is_deltatable, paths)), check, _SECONDS_TO_BEGIN, "snapshots"
         )
@@ -243,12 +254,20 @@ class _Soak:
 @contextmanager
 def _dagster_home() -> Iterator[Path]:
     """Create a home for Dagster, in memory if possible: half of a window is its writes to disk."""
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(
-        prefix="pgcdc-bench-soak-", dir=memory if memory.is_dir() else None
-    ) as folder:
-        shutil.copyfile(CONFIG, Path(folder) / "dagster.yaml")
-        yield Path(folder)
+    with memory_folder("soak") as folder:
+        shutil.copyfile(CONFIG, folder / "dagster.yaml")
+        yield folder
+
+
+def _check_histories(remote: str, zone: RawZone) -> None:
+    """Check all rows of the histories, whose current versions must equal SCD1."""
+    with own_sessions(spark_session("pgcdc benchmark", remote=remote), 1) as (session,):
+        for table in CAPTURE.tables:
+            if 2 in table.scd:
+                found = check_all(session, zone, table, 2)
+                if not found.is_sound or found.not_judged:
+                    raise SystemExit(f"the history of {table.table} is not sound: {found}")
+                log(f"the history of {table.table} has {found.row_count:,} rows")
 
 
 def _set_retention(path: str) -> None:

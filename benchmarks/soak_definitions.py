@@ -1,5 +1,7 @@
 """The code location of the soak: 20 tables, windows of 0.1 s, and retention times of minutes.
 
+Half of the tables have a history (SCD2) beside the current image.
+
 The settings and the package keep replaced files, log entries and runs for an hour, a day or a week.
 In a soak of an hour nothing would reach these ages. So the code location sets all of them to
 `KEEP_SECONDS`: a minute of the soak stands for hours of production.
@@ -66,12 +68,17 @@ changes.FILE_RETENTION = INTERVAL
 # At least an hour, because VACUUM counts whole hours. With less it would delete the files that a
 # running merge has written.
 maintenance._LEAST_HOURS = KEEP_SECONDS / 3600
-partitions.MAX_MATERIALIZATIONS = 5 * TABLES
+
+DECLARED = tuple(
+    CdcTable("public", name, scd=(1, 2) if number % 2 else (1,))
+    for number, name in enumerate(table_names(TABLES))
+)
+partitions.MAX_MATERIALIZATIONS = 5 * sum(len(table.scd) for table in DECLARED)
 
 CAPTURE = CdcCapture(
     NAME,
     PUBLICATION,
-    tuple(CdcTable("public", name) for name in table_names(TABLES)),
+    DECLARED,
     windows=WindowPolicy(max_age_seconds=0.1, keep=KEPT_KEYS, run_seconds=RUN_SECONDS),
     # The second core is for the capture.
     merge_parallelism=1,

@@ -82,8 +82,9 @@ class Sample:
 
 def count_files(folder: Path) -> dict[str, Files]:
     """Count the files of a capture's lake: data of `raw` and SCD tables, and all log files."""
-    found = dict.fromkeys(("raw", "scd", "log"), Files())
-    for part in ("raw", "scd1"):
+    names = {"raw": "raw", "scd1": "scd", "scd2": "history"}
+    found = dict.fromkeys((*names.values(), "log"), Files())
+    for part, data in names.items():
         for file in (folder / part).rglob("*"):
             try:
                 size = file.stat().st_size
@@ -91,7 +92,7 @@ def count_files(folder: Path) -> dict[str, Files]:
                 continue
             if file.is_dir():
                 continue
-            name = "log" if LOG_FOLDER in file.parts else part.rstrip("1")
+            name = "log" if LOG_FOLDER in file.parts else data
             before = found[name]
             found[name] = Files(before.count + 1, before.size + size)
     return found

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from deltalake import DeltaTable
 
 from benchmarks import results
 from benchmarks.benchmark import BENCHMARKS
 from benchmarks.environment import describe_machine, find_commit
+from benchmarks.log_entries import make_table
 from benchmarks.page import PAGE, README, SUMMARY, generate
 from benchmarks.processes import CommandFailedError, run_measured
 from benchmarks.results import FIRST, Result, entry_of, read_entries, save
@@ -153,6 +155,16 @@ def test_every_benchmark_that_compares_lets_the_sides_take_turns() -> None:
 def test_the_growth_of_a_curve_leaves_out_its_first_tenth() -> None:
     curve = [90.0, 90.0, 1.0, 3.0, *[50.0] * 14, 4.0, 6.0]
     assert growth(curve) == (2.0, 5.0)
+
+
+def test_a_simulated_log_has_all_entries_and_the_newest_file(tmp_path: Path) -> None:
+    make_table(str(tmp_path / "t"), 70)
+    table = DeltaTable(tmp_path / "t")
+    assert (table.version(), table.transaction_version("pgcdc:shop:1")) == (69, 69)
+    assert [Path(uri).name for uri in table.file_uris()] == ["part-69.parquet"]
+    log = tmp_path / "t" / "_delta_log"
+    assert len(list(log.glob("*.json"))) == 70
+    assert sorted(int(file.name[:20]) for file in log.glob("*.parquet")) == [59, 64]
 
 
 def test_a_dirty_tree_is_visible_in_the_commit(tmp_path: Path) -> None:
