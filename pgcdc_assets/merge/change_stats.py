@@ -10,8 +10,10 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -106,30 +108,34 @@ class ChangeStats:
             before = version
 
 
+# A table within a range.
+TableRange = tuple[LsnWindow, FollowedTable]
+
+
 def read_change_stats(
     zone: RawZone, ranges: Mapping[LsnWindow, Collection[FollowedTable]]
-) -> dict[tuple[LsnWindow, FollowedTable], ChangeStats]:
-    """Count the changes of tables in their ranges: one scan for each range.
+) -> dict[TableRange, ChangeStats]:
+    """Count the changes of tables in their ranges.
+
+    Tables that are far behind have different ranges. Overlapping ranges are read in one scan.
 
     Args:
         ranges: the tables that are folded over each range.
     """
-    found: dict[tuple[LsnWindow, FollowedTable], ChangeStats] = {}
-    for within, tables in sorted(ranges.items()):
-        stats: dict[FollowedTable, ChangeStats] = {}
-        wanted = _Wanted.of(tables)
+    found: dict[TableRange, ChangeStats] = {}
+    for overlapping in _overlapping(ranges):
+        wanted = _Wanted.of({within: ranges[within] for within in overlapping})
         batches = scan_changes(
             zone.changes.table,
-            epoch=within.epoch,
-            start=within.start,
-            end=within.end,
+            epoch=overlapping[0].epoch,
+            start=wanted.bounds[0],
+            end=wanted.bounds[-1],
             columns=_COLUMNS,
         )
         for batch in batches:
-            _add(stats, wanted, pa.Table.from_batches([batch]))
-        for table, own in stats.items():
-            own.truncates.sort()
-            found[within, table] = own
+            _add(found, wanted, pa.Table.from_batches([batch]))
+    for stats in found.values():
+        stats.truncates.sort()
     return found
 
 
@@ -171,35 +177,71 @@ def versions_in_order(
     return sorted(positions, key=lambda version: positions[version])
 
 
+def _overlapping(ranges: Collection[LsnWindow]) -> list[list[LsnWindow]]:
+    """Group ranges of one epoch that overlap, directly or by others between them."""
+    groups: list[list[LsnWindow]] = []
+    epoch, end = 0, Lsn(0)
+    for within in sorted(ranges):
+        if within.epoch != epoch or within.start >= end:
+            groups.append([])
+            epoch, end = within.epoch, within.end
+        groups[-1].append(within)
+        end = max(end, within.end)
+    return groups
+
+
 @dataclass(frozen=True)
 class _Wanted:
-    """The tables of a range by OID and by declared name."""
+    """The tables of overlapping ranges by OID and by declared name.
 
-    by_id: Mapping[int, list[FollowedTable]]
-    by_name: Mapping[TableName, list[FollowedTable]]
+    Attributes:
+        bounds: the starts and ends of all ranges, in order. Part n is from bound n to the next one.
+        parts: for each range, its first part and the part behind its last one.
+    """
+
+    bounds: Sequence[int]
+    parts: Mapping[LsnWindow, tuple[int, int]]
+    by_id: Mapping[int, list[TableRange]]
+    by_name: Mapping[TableName, list[TableRange]]
 
     @classmethod
-    def of(cls, tables: Collection[FollowedTable]) -> _Wanted:
-        by_id: dict[int, list[FollowedTable]] = {}
-        by_name: dict[TableName, list[FollowedTable]] = {}
-        for table in tables:
-            by_id.setdefault(table.relation_id, []).append(table)
-            by_name.setdefault(table.table, []).append(table)
-        return cls(by_id, by_name)
+    def of(cls, ranges: Mapping[LsnWindow, Collection[FollowedTable]]) -> _Wanted:
+        bounds = sorted({int(lsn) for within in ranges for lsn in (within.start, within.end)})
+        place = {lsn: number for number, lsn in enumerate(bounds)}
+        parts = {each: (place[each.start], place[each.end]) for each in ranges}
+        by_id: dict[int, list[TableRange]] = {}
+        by_name: dict[TableName, list[TableRange]] = {}
+        for within, tables in ranges.items():
+            for table in tables:
+                by_id.setdefault(table.relation_id, []).append((within, table))
+                by_name.setdefault(table.table, []).append((within, table))
+        return cls(bounds, parts, by_id, by_name)
 
-    def of_row(self, row: Mapping[str, Any]) -> list[FollowedTable]:
-        """Return the tables that a row belongs to."""
-        return self.by_id.get(row["relation_id"], [])
+    def with_parts(self, rows: pa.Table) -> pa.Table:
+        """Add the column `part`: the number of the part with the row's commit LSN."""
+        lsns = rows.column("commit_lsn").to_numpy()
+        part = np.searchsorted(self.bounds, lsns, side="right") - 1
+        return rows.append_column("part", pa.array(part, pa.int32()))
 
-    def taken_by(self, row: Mapping[str, Any]) -> Iterator[FollowedTable]:
-        """Yield the tables whose declared name a row of another relation has."""
-        for table in self.by_name.get(TableName(row["schema"], row["table"]), []):
-            if table.relation_id != row["relation_id"]:
-                yield table
+    def of_row(self, row: Mapping[str, Any]) -> Iterator[TableRange]:
+        """Yield the ranges and tables that a row belongs to."""
+        return filter(partial(self._has, row), self.by_id.get(row["relation_id"], []))
+
+    def taken_by(self, row: Mapping[str, Any]) -> Iterator[TableRange]:
+        """Yield the ranges and tables whose declared name a row of another relation has."""
+        for found in self.by_name.get(TableName(row["schema"], row["table"]), []):
+            if found[1].relation_id != row["relation_id"] and self._has(row, found):
+                yield found
+
+    def _has(self, row: Mapping[str, Any], found: TableRange) -> bool:
+        first, behind = self.parts[found[0]]
+        part: int = row["part"]
+        return first <= part < behind
 
 
-def _add(stats: dict[FollowedTable, ChangeStats], wanted: _Wanted, rows: pa.Table) -> None:
-    counted = rows.group_by(list(_GROUP), use_threads=False).aggregate(
+def _add(stats: dict[TableRange, ChangeStats], wanted: _Wanted, rows: pa.Table) -> None:
+    rows = wanted.with_parts(rows)
+    counted = rows.group_by([*_GROUP, "part"], use_threads=False).aggregate(
         [([], "count_all"), ("commit_lsn", "min"), ("commit_lsn", "max")]
     )
     for group in counted.to_pylist():
@@ -238,7 +280,7 @@ def _unchanged_positions(rows: pa.Table) -> list[dict[str, Any]]:
     if rows.num_rows == 0:
         return []
     unchanged = rows.column("unchanged").combine_chunks()
-    parents = rows.select(["relation_id", "relation_version"]).take(
+    parents = rows.select(["relation_id", "relation_version", "part"]).take(
         pc.list_parent_indices(unchanged)
     )
     flat = parents.append_column("position", pc.list_flatten(unchanged))
