@@ -179,6 +179,7 @@ def test_a_lake_in_s3_follows_its_source_and_is_rebuilt(
         assert "3 tables" in pgcdc("verify")
         assert 200 in pgcdc.item_ids()
 
+        database.execute("select pg_drop_replication_slot(%s)", (f"s_{database.name}",))
         pgcdc("renew", "--name", "mine")
         database.execute("delete from items where id = 200")
         database.execute("select pg_logical_emit_message(true, 'outbox', 'after')")
