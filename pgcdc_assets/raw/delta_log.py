@@ -12,6 +12,8 @@ from deltalake.exceptions import TableNotFoundError
 from pgcdc_assets.raw.lake import Lake
 
 FOLDER = "_delta_log"
+# Names the newest checkpoint.
+LAST_CHECKPOINT = f"{FOLDER}/_last_checkpoint"
 
 
 class LogTable(DeltaTable):

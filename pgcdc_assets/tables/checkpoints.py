@@ -13,7 +13,7 @@ from contextlib import suppress
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from pgcdc_assets.raw.delta_log import FOLDER
+from pgcdc_assets.raw.delta_log import LAST_CHECKPOINT
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.tables.checksums import delete_checksum
@@ -21,8 +21,6 @@ from pgcdc_assets.tables.checksums import delete_checksum
 # Delta's name and default. The default of delta-rs is another one.
 _INTERVAL = "delta.checkpointInterval"
 _DEFAULT_INTERVAL = 10
-
-_LAST_CHECKPOINT = f"{FOLDER}/_last_checkpoint"
 
 
 def is_due(path: str, version: int, interval: int) -> bool:
@@ -52,5 +50,5 @@ def keep_checkpoints(lake: Lake, path: str, table: DeltaTable, *, commits: int =
         table.update_incremental()
         # With the checksum of an earlier content, Spark waits for three seconds at each first read
         # of the table, and then lists the log.
-        delete_checksum(lake, filesystem(lake, path), _LAST_CHECKPOINT)
+        delete_checksum(lake, filesystem(lake, path), LAST_CHECKPOINT)
         table.create_checkpoint()

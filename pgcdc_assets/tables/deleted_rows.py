@@ -17,7 +17,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from pgcdc_assets.raw.delta_log import FOLDER, read_commit_lines
+from pgcdc_assets.raw.delta_log import FOLDER, LAST_CHECKPOINT, read_commit_lines
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.lake import Lake
 
@@ -25,7 +25,6 @@ from pgcdc_assets.raw.lake import Lake
 SMALL_TABLE_ROWS = 1_000_000
 
 _FEATURE = "deletionVectors"
-_LAST_CHECKPOINT = f"{FOLDER}/_last_checkpoint"
 _ADD = b'{"add"'
 
 
@@ -66,7 +65,7 @@ def _read_log(files: pafs.FileSystem, table: DeltaTable) -> dict[str, int] | Non
         The counts; None if the checkpoint is of another form, or newer than the version.
     """
     checkpoint: dict[str, int] = {}
-    with suppress(FileNotFoundError), files.open_input_stream(_LAST_CHECKPOINT) as stream:
+    with suppress(FileNotFoundError), files.open_input_stream(LAST_CHECKPOINT) as stream:
         checkpoint = json.loads(stream.read())
     covered = checkpoint.get("version", -1)
     if covered > table.version() or checkpoint.get("parts") or checkpoint.get("v2Checkpoint"):
