@@ -34,7 +34,7 @@ from benchmarks.freshness_source import (
     source,
     table_names,
 )
-from benchmarks.live_pipeline import count_equal_rows, running_dagster
+from benchmarks.live_pipeline import count_equal_rows, environment_of, running_dagster
 from benchmarks.results import Result
 from benchmarks.scale import roomy_folder, scaled
 from benchmarks.source import log
@@ -87,13 +87,9 @@ def _measure(folder: Path, *, tables: int = 1, with_server: bool = True) -> list
     spark = SparkServer(folder / "state").running(log) if with_server else nullcontext()
     with source(folder, tables) as postgres, spark as server:
         conninfo = postgres.conninfo(DATABASE)
-        environment = {
-            "PGCDC_DSN": conninfo,
-            "PGCDC_LAKE": str(folder / "lake"),
-            "PGCDC_SPARK_REMOTE": server.remote if server is not None else "local",
-            "DAGSTER_HOME": str(folder / "dagster"),
-            TABLES: str(tables),
-        }
+        remote = server.remote if server is not None else "local"
+        environment = environment_of(conninfo, folder, folder / "dagster", remote)
+        environment[TABLES] = str(tables)
         zone = RawZone(Lake(environment["PGCDC_LAKE"]), NAME)
         writer = Writer(conninfo, tables)
         with running_dagster("benchmarks.freshness_definitions", folder, environment) as (_, check):

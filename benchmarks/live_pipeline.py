@@ -15,6 +15,21 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.verify import compare_table
 
 
+def environment_of(conninfo: str, folder: Path, home: Path, remote: str) -> dict[str, str]:
+    """Return the environment of a code location with its lake in a folder.
+
+    Args:
+        home: Dagster's home.
+        remote: the address of the Spark server, or `local`.
+    """
+    return {
+        "PGCDC_DSN": conninfo,
+        "PGCDC_LAKE": str(folder / "lake"),
+        "PGCDC_SPARK_REMOTE": remote,
+        "DAGSTER_HOME": str(home),
+    }
+
+
 @contextmanager
 def running_dagster(
     module: str, folder: Path, environment: Mapping[str, str]

@@ -20,7 +20,7 @@ import dagster as dg
 import psycopg2
 
 from benchmarks.freshness_source import DATABASE, PUBLICATION, TABLE, source
-from benchmarks.live_pipeline import count_equal_rows, running_dagster
+from benchmarks.live_pipeline import count_equal_rows, environment_of, running_dagster
 from benchmarks.results import Result
 from benchmarks.run_overhead_definitions import CAPTURE
 from benchmarks.scale import roomy_folder, scaled
@@ -58,12 +58,7 @@ def _measure(folder: Path) -> dict[str, list[float]]:
     shutil.copyfile(CONFIG, home / "dagster.yaml")
     with source(folder) as postgres, SparkServer(folder / "state").running(log) as spark:
         conninfo = postgres.conninfo(DATABASE)
-        environment = {
-            "PGCDC_DSN": conninfo,
-            "PGCDC_LAKE": str(folder / "lake"),
-            "PGCDC_SPARK_REMOTE": spark.remote,
-            "DAGSTER_HOME": str(home),
-        }
+        environment = environment_of(conninfo, folder, home, spark.remote)
         parts: defaultdict[str, list[float]] = defaultdict(list)
         with (
             running_dagster("benchmarks.run_overhead_definitions", folder, environment) as (

@@ -26,7 +26,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from benchmarks.freshness_source import DATABASE, PUBLICATION, source, table_names
-from benchmarks.live_pipeline import count_equal_rows, running_dagster
+from benchmarks.live_pipeline import count_equal_rows, environment_of, running_dagster
 from benchmarks.results import Result
 from benchmarks.scale import memory_folder, roomy_folder, scaled
 from benchmarks.soak_definitions import CAPTURE, INTERVAL, TABLES
@@ -137,12 +137,7 @@ def _measure(folder: Path) -> list[Sample]:
         # The merges take the processor time that the capture leaves.
         os.setpriority(os.PRIO_PGRP, spark.pid, 5)
         conninfo = postgres.conninfo(DATABASE)
-        environment = {
-            "PGCDC_DSN": conninfo,
-            "PGCDC_LAKE": str(folder / "lake"),
-            "PGCDC_SPARK_REMOTE": spark.remote,
-            "DAGSTER_HOME": str(home),
-        }
+        environment = environment_of(conninfo, folder, home, spark.remote)
         zone = RawZone(Lake(environment["PGCDC_LAKE"]), CAPTURE.name)
         with (
             running_dagster("benchmarks.soak_definitions", folder, environment) as (pid, check),

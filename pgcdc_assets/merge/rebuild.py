@@ -251,7 +251,8 @@ def _replace_contents(
     """Replace a table's contents, schema and watermark by those of the staged table."""
     path = live.path
     staged = _open(zone, staged_path)
-    if deleted_rows(zone.lake, staged_path, staged):
+    files = pa.table(staged.get_add_actions(flatten=True))
+    if deleted_rows(zone.lake, staged_path, staged, files):
         spark.sql(f"REORG TABLE {delta_table(staged_path)} APPLY (PURGE)")
         staged = _open(zone, staged_path)
     actions = _added_files(zone, staged, staged_path)

@@ -53,7 +53,7 @@ def needs_optimize(lake: Lake, path: str, table: DeltaTable) -> bool:
     return (
         _most_files(files, FILE_BYTES) > 1
         # OPTIMIZE rewrites a file of which many rows are deleted.
-        or bool(deleted_rows(lake, path, table, written_rows(files)))
+        or bool(deleted_rows(lake, path, table, files))
         or _CLUSTERING in (table.protocol().writer_features or ())
     )
 

@@ -20,6 +20,7 @@ from deltalake import DeltaTable
 from pgcdc_assets.raw.delta_log import FOLDER, LAST_CHECKPOINT, read_commit_lines
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.tables.row_counts import written_rows
 
 # The vectors of fewer rows need little time and memory.
 SMALL_TABLE_ROWS = 1_000_000
@@ -28,15 +29,13 @@ _FEATURE = "deletionVectors"
 _ADD = b'{"add"'
 
 
-def deleted_rows(
-    lake: Lake, path: str, table: DeltaTable, written: int | None = None
-) -> dict[str, int]:
+def deleted_rows(lake: Lake, path: str, table: DeltaTable, files: pa.Table) -> dict[str, int]:
     """Count the rows that deletion vectors remove from the files of a version.
 
     Args:
         path: the table's folder.
         table: the version.
-        written: number of rows in the files; None: unknown.
+        files: the add actions of the version from delta-rs, flattened.
 
     Returns:
         The counts by name of file, for files with a deletion vector.
@@ -46,8 +45,9 @@ def deleted_rows(
     """
     if _FEATURE not in (table.protocol().reader_features or ()):
         return {}
+    written = written_rows(files)
     if written is None or written > SMALL_TABLE_ROWS:
-        found = _read_log(filesystem(lake, path), table)
+        found = _read_log(filesystem(lake, path), table, files)
         if found is not None:
             return found
     return _read_vectors(table)
@@ -58,33 +58,35 @@ def file_name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def _read_log(files: pafs.FileSystem, table: DeltaTable) -> dict[str, int] | None:
+def _read_log(
+    store: pafs.FileSystem, table: DeltaTable, files: pa.Table
+) -> dict[str, int] | None:
     """Read the counts from the last checkpoint and the commits after it.
 
     Returns:
         The counts; None if the checkpoint is of another form, or newer than the version.
     """
     checkpoint: dict[str, int] = {}
-    with suppress(FileNotFoundError), files.open_input_stream(LAST_CHECKPOINT) as stream:
+    with suppress(FileNotFoundError), store.open_input_stream(LAST_CHECKPOINT) as stream:
         checkpoint = json.loads(stream.read())
     covered = checkpoint.get("version", -1)
     if covered > table.version() or checkpoint.get("parts") or checkpoint.get("v2Checkpoint"):
         return None
-    counts = {} if covered < 0 else _read_checkpoint(files, covered)
+    counts = {} if covered < 0 else _read_checkpoint(store, covered)
     for version in range(covered + 1, table.version() + 1):
-        for line in read_commit_lines(files, version):
+        for line in read_commit_lines(store, version):
             if line.startswith(_ADD):
                 add = json.loads(line)["add"]
                 vector = add.get("deletionVector") or {}
                 counts[file_name(add["path"])] = vector.get("cardinality", 0)
-    live = map(file_name, pa.table(table.get_add_actions()).column("path").to_pylist())
+    live = map(file_name, files.column("path").to_pylist())
     return {name: count for name in live if (count := counts.get(name, 0))}
 
 
-def _read_checkpoint(files: pafs.FileSystem, version: int) -> dict[str, int]:
+def _read_checkpoint(store: pafs.FileSystem, version: int) -> dict[str, int]:
     place = f"{FOLDER}/{version:020d}.checkpoint.parquet"
     columns = ["add.path", "add.deletionVector.cardinality"]
-    with files.open_input_file(place) as file:
+    with store.open_input_file(place) as file:
         # Not `read_table`, which would return the two fields without their structs.
         adds = pq.ParquetFile(file).read(columns).column("add").combine_chunks()
     if "deletionVector" not in {field.name for field in adds.type}:

@@ -146,7 +146,7 @@ def read_scd_state(lake: Lake, name: str, path: str) -> ScdState | None:
 def _read_state(lake: Lake, name: str, path: str, table: DeltaTable) -> ScdState:
     files = pa.table(table.get_add_actions(flatten=True))
     written = written_rows(files)
-    deleted = deleted_rows(lake, path, table, written)
+    deleted = deleted_rows(lake, path, table, files)
     metadata = table.metadata()
     return ScdState(
         path=path,

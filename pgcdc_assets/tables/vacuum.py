@@ -41,8 +41,9 @@ SMALL_TABLE_BYTES = 1024**3
 LONGEST_KEEP_HOURS = 24.0
 # The log of a table without a list may cover months.
 _MOST_COMMITS = 1000
-# A merge writes one or two versions, so about one of five merges checks for files to delete.
-_EVERY, _LOOKS_AT = 10, (0, 1)
+# Number of versions between two checks for files to delete. The number is odd, so one of five merges
+# checks, whether each merge writes one version or two.
+_EVERY = 5
 
 _FOLDER, _FILE = "_pgcdc", "replaced_files.json"
 _FORMAT = 1
@@ -103,10 +104,10 @@ def vacuum_after_merge(
         TableDamaged: the table's log cannot be read.
         TransientError: a file could not be deleted; the next call tries again.
     """
-    if version is not None and version % _EVERY not in _LOOKS_AT:
+    if version is not None and version % _EVERY:
         return VacuumReport()
     table = open_table(lake, path)
-    if table is None or table.version() % _EVERY not in _LOOKS_AT:
+    if table is None or table.version() % _EVERY:
         return VacuumReport()
     return _delete(lake, path, table, keep_hours, ratio, MINIMUM_BYTES)
 

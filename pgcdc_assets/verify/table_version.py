@@ -116,7 +116,7 @@ def _pin(
         )
     watermarks = read_watermarks(zone, table, path, [epoch.epoch for epoch in epochs])
     files = pa.table(table.get_add_actions(flatten=True))
-    hidden = deleted_rows(zone.lake, path, table, written_rows(files))
+    hidden = deleted_rows(zone.lake, path, table, files)
     rows = _rows_by_file(files, hidden)
     current = None
     if rows is not None and _CURRENT in files.column_names:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pgcdc_assets_tests.cli.test_object_store import Project
+from pgcdc_assets_tests.cli.test_object_store import Project, create_tables
 from pgcdc_assets_tests.support.cluster import SparkCluster
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.object_store import StoreProxy
@@ -34,11 +34,7 @@ def test_the_project_file_of_one_machine_runs_on_a_cluster_by_settings(
     kind: str, database: Database, tmp_path: Path, store_proxy: StoreProxy
 ) -> None:
     """The driver is in the runs, by `spark_config`, or in the server of `pgcdc spark start`."""
-    database.execute("create table items (id int primary key, v numeric, tags text[])")
-    database.execute("create table kept (id int primary key, v text)")
-    database.execute("create table bag (v text)")
-    database.execute("alter table bag replica identity full")
-    database.execute("create publication pub for table items, kept, bag")
+    create_tables(database)
     # The process of a run merges smaller tables without Spark.
     rows = f"generate_series(1, {ROWS}) n"
     database.execute(f"insert into items select n, n / 7.0, '{{a,b}}' from {rows}")

@@ -124,16 +124,21 @@ def check_moves(proxy: StoreProxy) -> None:
         assert not [each for each in read if "/rebuild/" in each.key], folder
 
 
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("spark", ["embedded", "server"])
-def test_a_lake_in_s3_follows_its_source_and_is_rebuilt(
-    spark: str, database: Database, tmp_path: Path, store_proxy: StoreProxy
-) -> None:
+def create_tables(database: Database) -> None:
+    """Create a publication of tables with and without a key."""
     database.execute("create table items (id int primary key, v numeric, tags text[])")
     database.execute("create table kept (id int primary key, v text)")
     database.execute("create table bag (v text)")
     database.execute("alter table bag replica identity full")
     database.execute("create publication pub for table items, kept, bag")
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("spark", ["embedded", "server"])
+def test_a_lake_in_s3_follows_its_source_and_is_rebuilt(
+    spark: str, database: Database, tmp_path: Path, store_proxy: StoreProxy
+) -> None:
+    create_tables(database)
     database.execute("insert into items select n, n / 7.0, '{a,b}' from generate_series(1, 50) n")
     database.execute("insert into kept select n, 'row' from generate_series(1, 20) n")
     database.execute("insert into bag select 'twice' from generate_series(1, 4) n")

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
@@ -17,7 +18,6 @@ from pgcdc_assets.tables.deleted_rows import deleted_rows
 
 pytestmark = pytest.mark.spark
 
-LARGE = module.SMALL_TABLE_ROWS + 1
 
 
 @pytest.fixture(scope="module")
@@ -36,28 +36,42 @@ def path(embedded_session: SparkSession, tmp_path_factory: pytest.TempPathFactor
     return path
 
 
-@pytest.mark.parametrize("version", [0, 3, 4, 5, 7])
-def test_the_counts_of_the_log_are_those_of_the_vectors(path: str, version: int) -> None:
+def counted(path: str, version: int | None = None) -> dict[str, int]:
     table = DeltaTable(path, version=version)
-    read = deleted_rows(Lake(path), path, table, written=LARGE)
-    assert read == deleted_rows(Lake(path), path, table, written=1)
-    assert sorted(read.values()) == {0: [], 3: [], 4: [10], 5: [2, 11], 7: [2, 15]}[version]
+    return deleted_rows(Lake(path), path, table, pa.table(table.get_add_actions(flatten=True)))
 
 
-def test_a_large_table_is_counted_without_its_vectors(path: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [0, 3, 4, 5, 7])
+def test_the_counts_of_the_log_are_those_of_the_vectors(
+    path: str, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_vectors = counted(path, version)
+    monkeypatch.setattr(module, "SMALL_TABLE_ROWS", -1)
+    of_log = counted(path, version)
+    assert of_log == of_vectors
+    assert sorted(of_log.values()) == {0: [], 3: [], 4: [10], 5: [2, 11], 7: [2, 15]}[version]
+
+
+def test_a_large_table_is_counted_without_its_vectors(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     copy = str(tmp_path / "copy")
     shutil.copytree(path, copy, ignore=shutil.ignore_patterns("*.bin"))
     assert (Path(copy) / "_delta_log" / "_last_checkpoint").exists()
-    assert sum(deleted_rows(Lake(copy), copy, DeltaTable(copy)).values()) == 17
     with pytest.raises(DeltaError):
-        deleted_rows(Lake(copy), copy, DeltaTable(copy), written=1)
+        counted(copy)
+    monkeypatch.setattr(module, "SMALL_TABLE_ROWS", -1)
+    assert sum(counted(copy).values()) == 17
 
 
-def test_a_checkpoint_of_another_form_is_left_to_delta_rs(path: str, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_form_is_left_to_delta_rs(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     copy = str(tmp_path / "copy")
     shutil.copytree(path, copy)
     last = Path(copy) / "_delta_log" / "_last_checkpoint"
     last.write_text(json.dumps({**json.loads(last.read_text()), "parts": 2}))
     (Path(copy) / "_delta_log" / f".{last.name}.crc").unlink(missing_ok=True)
+    monkeypatch.setattr(module, "SMALL_TABLE_ROWS", -1)
     # delta-rs lists the log, whatever the hint says.
-    assert sum(deleted_rows(Lake(copy), copy, DeltaTable(copy, version=6)).values()) == 14
+    assert sum(counted(copy, 6).values()) == 14

@@ -85,10 +85,10 @@ def build_merge_sensor(
             # Most evaluations end here while changes arrive, and `read_state` opens every table.
             return dg.SkipReason(_IS_MERGING)
         zone = lake.zone(capture.name)
-        is_remote = progress is None and not zone.lake.is_local and outgoing is None
-        if is_remote and quiet.is_quiet(zone):
+        may_be_quiet = progress is None and outgoing is None
+        if may_be_quiet and quiet.is_quiet(zone):
             return dg.SkipReason(_ALL_MERGED)
-        versions = read_versions(zone) if is_remote else ()
+        versions = read_versions(zone) if may_be_quiet else ()
         state = read_state(zone, capture)
         if progress is not None:
             epoch = state.epoch.epoch if state.epoch is not None else 0
@@ -98,7 +98,8 @@ def build_merge_sensor(
             capture, dict(keys), context.instance, state, progress, is_merging, outgoing, copied
         )
         answer = tick.run()
-        if is_remote and isinstance(answer, dg.SkipReason) and answer.skip_message == _ALL_MERGED:
+        is_merged = isinstance(answer, dg.SkipReason) and answer.skip_message == _ALL_MERGED
+        if may_be_quiet and is_merged:
             quiet.remember(zone, versions)
         else:
             quiet.forget(zone)

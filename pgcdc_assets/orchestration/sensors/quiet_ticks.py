@@ -1,7 +1,8 @@
 """Ticks of the merge sensor that read no SCD table, because nothing has changed in the raw zone.
 
-Whether an SCD table has a new commit is two requests to an object store. With 500 tables and a tick
-every two seconds these are 500 requests a second, for a publication without changes.
+Whether an SCD table has a new commit is two requests to an object store, or three calls of
+`stat`. With 500 tables and a tick every two seconds these are 500 requests a second, for a
+publication without changes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Versions = tuple[int | None, ...]
 
 @dataclass
 class QuietTicks:
-    """The raw zones of object stores whose tables were all merged at the last tick."""
+    """The raw zones whose tables were all merged at the last tick."""
 
     _merged: dict[tuple[str, str], tuple[Versions, float]] = field(default_factory=dict)
 

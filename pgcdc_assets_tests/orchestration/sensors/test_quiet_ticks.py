@@ -1,6 +1,8 @@
-"""Ticks of the merge sensor for a lake in an S3 store, if nothing was landed."""
+"""Ticks of the merge sensor if nothing was landed."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
@@ -13,15 +15,17 @@ from pgcdc_assets_tests.support.object_store import StoreProxy
 from pgcdc_assets_tests.support.raw.rows import EPOCH
 
 
-@pytest.fixture
-def stored(s3_lake: Lake) -> RawZone:
+@pytest.fixture(params=["s3_lake", "local"])
+def stored(request: pytest.FixtureRequest, tmp_path: Path) -> RawZone:
     """Return a raw zone with a window."""
-    zone = RawZone(s3_lake, "c")
+    local = Lake(str(tmp_path / "lake"))
+    zone = RawZone(local if request.param == "local" else request.getfixturevalue("s3_lake"), "c")
     zone.epochs.append(EPOCH)
     zone.changes.land(LsnWindow.of(1, 0, 100), [])
     return zone
 
 
+@pytest.mark.parametrize("stored", ["s3_lake"], indirect=True)
 def test_a_quiet_tick_asks_for_new_commits_alone(stored: RawZone, store_proxy: StoreProxy) -> None:
     quiet = QuietTicks()
     assert not quiet.is_quiet(stored)
