@@ -19,7 +19,6 @@ from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.spark.session_settings import session_settings
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.tables.deleted_rows import deleted_rows
-from pgcdc_assets.tables.row_counts import written_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -58,9 +58,7 @@ def file_name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def _read_log(
-    store: pafs.FileSystem, table: DeltaTable, files: pa.Table
-) -> dict[str, int] | None:
+def _read_log(store: pafs.FileSystem, table: DeltaTable, files: pa.Table) -> dict[str, int] | None:
     """Read the counts from the last checkpoint and the commits after it.
 
     Returns:

@@ -41,8 +41,8 @@ SMALL_TABLE_BYTES = 1024**3
 LONGEST_KEEP_HOURS = 24.0
 # The log of a table without a list may cover months.
 _MOST_COMMITS = 1000
-# Number of versions between two checks for files to delete. The number is odd, so one of five merges
-# checks, whether each merge writes one version or two.
+# Number of versions between two checks for files to delete. The number is odd: whether each merge
+# writes one version or two, one of five merges checks.
 _EVERY = 5
 
 _FOLDER, _FILE = "_pgcdc", "replaced_files.json"

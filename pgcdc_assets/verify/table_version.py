@@ -27,7 +27,6 @@ from pgcdc_assets.tables.properties import (
     RELATION_VERSION,
     parse_key,
 )
-from pgcdc_assets.tables.row_counts import written_rows
 from pgcdc_assets.tables.state import explain_read_errors, open_table
 from pgcdc_assets.verify.target import TargetVersion, read_version
 

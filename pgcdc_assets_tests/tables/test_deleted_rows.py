@@ -19,7 +19,6 @@ from pgcdc_assets.tables.deleted_rows import deleted_rows
 pytestmark = pytest.mark.spark
 
 
-
 @pytest.fixture(scope="module")
 def path(embedded_session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A table with files that have a deletion vector, a replaced one, or none."""
