@@ -101,7 +101,7 @@ def merge_tables(
         with given or own_sessions(spark, count) as opened:
             merge = _Merge(zone, through, root, limit)
             rest: list[_Begun] = []
-            yield from _merge_small_tables(opened[0], busy, merge, rest)
+            yield from _merge_small_tables(opened[0], busy, merge, count, rest)
             if rest:
                 yield from _side_by_side(opened, rest, merge)
 
@@ -187,18 +187,24 @@ class _Merge:
 
 
 def _merge_small_tables(
-    spark: SparkSession, tasks: Sequence[MergeTask], merge: _Merge, rest: list[_Begun]
+    spark: SparkSession,
+    tasks: Sequence[MergeTask],
+    merge: _Merge,
+    parallelism: int,
+    rest: list[_Begun],
 ) -> Iterator[MergeReport | MergeFailure]:
     """Merge small tables together, step by step.
 
     Args:
         spark: a session that no other thread uses at the same time.
+        parallelism: tables that are written side by side.
         rest: gets the steps that Spark has to merge.
     """
     reports: dict[str, MergeReport] = {}
     choose_image = partial(choose_current_image, spark, merge.zone)
     while tasks:
-        small, following = SmallMerges(spark, merge.zone, choose_image), list[MergeTask]()
+        small = SmallMerges(spark, merge.zone, choose_image, parallelism)
+        following: list[MergeTask] = []
         for group in small.groups(tasks):
             for task, outcome in small.merge(group):
                 before = reports.pop(task.path, None)

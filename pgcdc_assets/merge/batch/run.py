@@ -1,9 +1,10 @@
-"""The merge of small tables: read and cast for all of them at once, then commit one by one."""
+"""The merge of small tables: read and cast for all of them at once, then write them in threads."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -61,12 +62,14 @@ class SmallMerges:
 
     Attributes:
         spark: a session that no other thread uses at the same time.
+        parallelism: tables that are written side by side.
         left: the tasks that Spark has to merge.
     """
 
     spark: SparkSession
     zone: RawZone
     choose_image: ChooseImage
+    parallelism: int
     left: list[MergeTask] = field(default_factory=list)
 
     def groups(self, tasks: Iterable[MergeTask]) -> Iterator[list[SmallMerge]]:
@@ -112,19 +115,31 @@ class SmallMerges:
             self.left += [merge.task for merge in group]
             return
         share = (time.monotonic() - started) / max(1, len(folded))
-        for each in folded:
-            task, begun = each.merge.task, time.monotonic() - share
-            try:
-                yield task, self._write(each, casts, begun)
-            except CommitConflict:
-                if self._is_overtaken(task):
-                    yield task, MergeFailure(*task.name, overtaken_error(task.path))
-                else:
-                    self.left.append(task)
-            except _FOR_SPARK:
-                self.left.append(task)
-            except Exception as error:
-                yield task, MergeFailure(*task.name, explain(task, error, self.spark))
+        # Files and commits are written without Python's lock, and an object store takes time.
+        pool = ThreadPoolExecutor(self.parallelism, "pgcdc-small-merge")
+        try:
+            writes = [pool.submit(self._write, each, casts, share) for each in folded]
+            for each, write in zip(folded, writes, strict=True):
+                outcome = self._outcome(each.merge.task, write)
+                if outcome is not None:
+                    yield each.merge.task, outcome
+        finally:
+            # The caller may have stopped in between, as after Ctrl-C.
+            pool.shutdown(cancel_futures=True)
+
+    def _outcome(self, task: MergeTask, write: Future[MergeReport]) -> Outcome | None:
+        """Wait for the write of a table; None if Spark has to merge the table."""
+        try:
+            return write.result()
+        except CommitConflict:
+            if self._is_overtaken(task):
+                return MergeFailure(*task.name, overtaken_error(task.path))
+        except _FOR_SPARK:
+            pass
+        except Exception as error:
+            return MergeFailure(*task.name, explain(task, error, self.spark))
+        self.left.append(task)
+        return None
 
     def _fold(self, group: Sequence[SmallMerge], casts: Casts) -> Iterator[_Folded]:
         changes, copies = read_input(self.zone, group)
@@ -144,13 +159,17 @@ class SmallMerges:
                 continue
             yield _Folded(merge, copied, changed)
 
-    def _write(self, each: _Folded, casts: Casts, begun: float) -> MergeReport:
+    def _write(self, each: _Folded, casts: Casts, share: float) -> MergeReport:
         """Write one table.
+
+        Args:
+            share: the table's share of the seconds of the group.
 
         Raises:
             CommitConflict: another writer has committed to the table.
             NotInScope, DeltaError, OSError, pa.ArrowException: Spark has to merge the table.
         """
+        began = time.monotonic()
         task, schema = each.merge.task, each.merge.schema
         state, plan = task.state, task.plan
         contents = self._contents(each, casts)
@@ -168,7 +187,7 @@ class SmallMerges:
             rows_rescued=_count_rescued(contents.rows, int(plan.start)),
             row_count=contents.rows.num_rows,
             version=0 if state is None else state.version + 1,
-            seconds=time.monotonic() - begun,
+            seconds=share + time.monotonic() - began,
         )
 
     def _contents(self, each: _Folded, casts: Casts) -> Contents:

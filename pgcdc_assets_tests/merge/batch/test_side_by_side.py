@@ -1,0 +1,94 @@
+"""Small tables that are written side by side."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from dataclasses import replace
+from threading import Barrier
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets import failpoints
+from pgcdc_assets.merge import MergeReport, merge_tables
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets_tests.support.merge.history import Landing, column, relation, update
+from pgcdc_assets_tests.support.merge.small_tables import merge_together, merges_by_spark
+
+pytestmark = [pytest.mark.spark, pytest.mark.sampled]
+
+_TABLES = 5
+_TARGETS = [CdcTable("shop", f"items_{number}") for number in range(_TABLES)]
+
+
+@pytest.fixture
+def landing(spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch) -> Landing:
+    """Return merged tables of one row, each with a change that is not merged yet."""
+    merge_together(monkeypatch)
+    first = relation(column("id"), column("v", "text"))
+    relations = [
+        replace(first, relation_id=first.relation_id + number, table=target.table)
+        for number, target in enumerate(_TARGETS)
+    ]
+    landing = Landing(zone, relations)
+    changes = [replace(update("1", "a"), relation_id=each.relation_id) for each in relations]
+    landing.begin()
+    landing.land(changes)
+    _merge_all(spark, landing)
+    landing.land([replace(change, new=("1", "b")) for change in changes])
+    return landing
+
+
+def _merge_all(spark: SparkSession, landing: Landing, parallelism: int = 2) -> list[str]:
+    """Merge all tables; return their paths."""
+    found = merge_tables(
+        spark, landing.zone, _TARGETS, landing.windows[-1], parallelism=parallelism
+    )
+    paths = []
+    for report in found:
+        assert isinstance(report, MergeReport), report
+        paths.append(report.path)
+    return paths
+
+
+def _values(spark: SparkSession, path: str) -> list[str]:
+    return [row["v"] for row in spark.read.format("delta").load(path).collect()]
+
+
+def test_tables_are_written_at_the_same_time(
+    spark: SparkSession, landing: Landing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One write alone would wait in vain.
+    barrier = Barrier(_TABLES, timeout=60)
+
+    def reach(name: str) -> None:
+        if name == failpoints.BEFORE_BATCH_COMMIT:
+            barrier.wait()
+
+    monkeypatch.setattr(failpoints, "reach", reach)
+    paths = _merge_all(spark, landing, parallelism=_TABLES)
+    assert [_values(spark, path) for path in paths] == [["b"]] * _TABLES
+    assert [merges_by_spark(path) for path in paths] == [0] * _TABLES
+
+
+def test_no_further_table_is_written_after_the_caller_has_stopped(
+    spark: SparkSession, landing: Landing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = []
+
+    def reach(name: str) -> None:
+        if name == failpoints.BEFORE_BATCH_COMMIT:
+            begun.append(name)
+            if len(begun) > 1:
+                time.sleep(0.5)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(failpoints, "reach", reach)
+        outcomes = merge_tables(spark, landing.zone, _TARGETS, landing.windows[-1], parallelism=1)
+        assert isinstance(outcomes, Generator)
+        assert isinstance(next(outcomes), MergeReport)
+        outcomes.close()
+    assert len(begun) == 2
+    assert [_values(spark, path) for path in _merge_all(spark, landing)] == [["b"]] * _TABLES
