@@ -33,6 +33,7 @@ from pgcdc_assets_tests.support.merge.history import (
     truncate,
     update,
 )
+from pgcdc_assets_tests.support.merge.small_tables import merge_by_spark
 
 pytestmark = pytest.mark.spark
 
@@ -278,6 +279,7 @@ def test_an_abandoned_merge_ends_within_seconds(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This happens after Ctrl-C during a query that takes hours."""
+    merge_by_spark(monkeypatch)
     described = relation(column("id"))
     landing = Landing(zone, [described, replace(described, relation_id=1001, table="other")])
     landing.begin([("1",)])
