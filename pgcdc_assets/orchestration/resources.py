@@ -20,6 +20,12 @@ from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.spark.object_store import (
+    bucket_options,
+    check_reachable,
+    start_options,
+    store_of,
+)
 from pgcdc_assets.spark.server import SparkServer
 from pgcdc_assets.storage import storage_of
 
@@ -167,7 +173,6 @@ class SparkResource(dg.ConfigurableResource[None]):
         from dagster_pyspark import LazyPySparkResource
 
         from pgcdc_assets.spark.jars import MASTER, with_resolved_jars
-        from pgcdc_assets.spark.object_store import bucket_options, check_reachable, start_options
         from pgcdc_assets.spark.session import (
             check_started_for,
             connecting,
@@ -215,14 +220,15 @@ class SparkResource(dg.ConfigurableResource[None]):
         """Find the server of this state folder.
 
         Spark reads many settings only when a session starts. A capture with Spark settings
-        therefore starts its own session, and so does a capture with a lake in an S3 store if the
-        server was started without the jars of S3, or a capture whose catalog is a metastore if the
-        server has none.
+        therefore starts its own session, and so does a capture with a lake in an object store if
+        the server was started without the store's connector, or a capture whose catalog is a
+        metastore if the server has none.
         """
         if self.spark_config:
             return None
         server = SparkServer(home.state_folder()).usable()
-        if server is None or (lake.is_s3 and not server.has_s3):
+        store = store_of(lake.uri)
+        if server is None or (store and store not in server.stores):
             return None
         if self.hive and not server.has_hive:
             return None

@@ -24,12 +24,11 @@ S3_PACKAGES = (
     f"software.amazon.awssdk:sts:{_SDK}",
 )
 # Hadoop's connectors of other stores, which need no settings. Delta has its own LogStores for them.
-_AZURE = f"org.apache.hadoop:hadoop-azure:{HADOOP}"
 CONNECTORS: Mapping[str, str] = {
-    "abfs": _AZURE,
-    "abfss": _AZURE,
+    "abfs": f"org.apache.hadoop:hadoop-azure:{HADOOP}",
     "gs": f"org.apache.hadoop:hadoop-gcp:{HADOOP}",
 }
+_STORES = {**dict.fromkeys(S3_SCHEMES, "s3"), "abfs": "abfs", "abfss": "abfs", "gs": "gs"}
 S3_EXCLUDES = "software.amazon.awssdk:bundle,org.wildfly.openssl:wildfly-openssl"
 
 LOG_STORE = "spark.delta.logStore.s3.impl"
@@ -51,6 +50,11 @@ _S3A_OPTIONS: Mapping[str, str] = {
 }
 
 
+def store_of(uri: str) -> str:
+    """Return the store whose connector Spark needs for a lake: `s3`, `abfs`, `gs`, or empty."""
+    return _STORES.get(scheme_of(uri), "")
+
+
 def start_options(uris: Iterable[str], conf: Mapping[str, str]) -> dict[str, str]:
     """Return a session's start settings, with the settings that the lakes need.
 
@@ -59,7 +63,7 @@ def start_options(uris: Iterable[str], conf: Mapping[str, str]) -> dict[str, str
         conf: the settings of the session.
     """
     lakes = list(uris)
-    connectors = sorted({CONNECTORS[s] for s in map(scheme_of, lakes) if s in CONNECTORS})
+    connectors = sorted({CONNECTORS[s] for s in map(store_of, lakes) if s in CONNECTORS})
     if connectors:
         conf = {**conf, _PACKAGES: _joined(conf.get(_PACKAGES, ""), *connectors)}
     if not any(map(is_s3, lakes)):

@@ -29,10 +29,9 @@ from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.local import free_port, locked
 from pgcdc_assets.spark.jars import MASTER, looking_up_alone
 from pgcdc_assets.spark.java import check_java
-from pgcdc_assets.spark.object_store import start_options
+from pgcdc_assets.spark.object_store import start_options, store_of
 from pgcdc_assets.spark.server_process import RunningServer, launch
 from pgcdc_assets.spark.settings import CATALOG, HIVE, server_conf, start_conf, with_user_conf
-from pgcdc_assets.storage import is_s3
 
 _PROBE = "pgcdc_assets.spark.readiness_probe"
 
@@ -75,7 +74,10 @@ class SparkServer:
     def find(self) -> RunningServer | None:
         """Return the running server, ready or not; None without a running server."""
         try:
-            state = RunningServer(**json.loads(self.state_file.read_text()))
+            fields = json.loads(self.state_file.read_text())
+            # Another release may have started the server.
+            known = {name: fields[name] for name in RunningServer.__annotations__ if name in fields}
+            state = RunningServer(**known)
             return state if state.is_alive() else None
         except (FileNotFoundError, ValueError, TypeError):
             return None
@@ -146,7 +148,7 @@ class SparkServer:
             port,
             token,
             time.time(),
-            has_s3=any(map(is_s3, self.lakes)),
+            stores=sorted({store for store in map(store_of, self.lakes) if store}),
             has_hive=conf[CATALOG] == HIVE,
         )
         try:

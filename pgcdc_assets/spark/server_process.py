@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +42,7 @@ class RunningServer:
         token: the secret of the server's clients.
         started_at: seconds since 1970.
         ready: a client's query has succeeded.
-        has_s3: the server has the jars of S3.
+        stores: the object stores whose connectors the server has (`store_of`).
         has_hive: the catalog of the server's sessions is a Hive metastore.
     """
 
@@ -51,7 +51,7 @@ class RunningServer:
     token: str
     started_at: float
     ready: bool = False
-    has_s3: bool = False
+    stores: Sequence[str] = ()
     has_hive: bool = False
 
     @property

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from pgcdc_assets.cli.check import check_snapshot_source
@@ -9,6 +12,8 @@ from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.resources import PostgresResource, SparkResource
 from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.spark.server import SparkServer
+from pgcdc_assets.spark.server_process import RunningServer
 
 
 def test_a_standby_for_copies_is_named_by_an_environment_variable(
@@ -77,3 +82,35 @@ def test_a_merge_of_a_local_lake_on_another_machine_is_refused_before_spark_star
             r"its own\. Set the lake to an object store, or use a Spark on this machine\.?$",
         ):
             spark.session(Lake("/x"))
+
+
+@pytest.mark.parametrize(
+    ("uri", "stores", "is_used"),
+    [
+        ("/x", [], True),
+        ("hdfs://name/x", [], True),
+        ("s3://lake/x", [], False),
+        ("s3a://lake/x", ["s3"], True),
+        ("abfss://c@a.dfs.core.windows.net/x", ["gs", "s3"], False),
+        ("abfss://c@a.dfs.core.windows.net/x", ["abfs"], True),
+        ("gs://lake/x", [], False),
+        ("gs://lake/x", ["gs"], True),
+    ],
+)
+def test_a_server_without_the_connector_of_the_store_is_not_used(
+    uri: str, stores: list[str], is_used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = RunningServer(1, 15002, "token", 0.0, ready=True, stores=stores)
+    monkeypatch.setattr(SparkServer, "usable", lambda _: server)
+    assert (SparkResource()._own_server(Lake(uri)) is not None) == is_used
+
+
+def test_the_state_file_of_another_release_names_its_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = SparkServer(tmp_path)
+    server.state_file.parent.mkdir(parents=True, exist_ok=True)
+    fields = {"pid": 1, "port": 15002, "token": "token", "started_at": 0.0, "has_s3": True}
+    server.state_file.write_text(json.dumps(fields))
+    monkeypatch.setattr(RunningServer, "is_alive", lambda _: True)
+    assert server.find() == RunningServer(1, 15002, "token", 0.0)
