@@ -196,8 +196,8 @@ class CdcCapture:
             messages, without a table.
         retention: retention, and the schedule of maintenance.
         checks: the schedule of checks.
-        merge_parallelism: number of tables that are merged in parallel, by Spark in one session or by
-            the process itself.
+        merge_parallelism: number of tables that are merged in parallel in one Spark session; the
+            process writes so many small tables in parallel.
         merge_step: the size limits of one commit of a merge.
         verify_wait_seconds: time for which the check `equals_source` waits for the capture of the
             LSN of its comparison.

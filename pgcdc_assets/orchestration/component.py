@@ -243,7 +243,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
     checks: CheckModel = Field(default=CheckModel(), description="When the checks run.")
     merge_parallelism: int = Field(
         default=CdcCapture.merge_parallelism,
-        description="How many tables are merged in parallel: in Spark, and in the writing of small tables.",
+        description="How many tables are merged in parallel; small tables are written in parallel.",
     )
     merge_step: StepModel = Field(
         default=StepModel(), description="The maximum that one commit of a merge folds."
