@@ -48,9 +48,7 @@ class RowGroup:
 
 @dataclass
 class RowGroups:
-    """Reader of Parquet footers for one plan, which reads each file once.
-
-    Tables that are merged together have the same range, so each range is looked for once.
+    """Reader of Parquet footers, which reads each file once.
 
     Attributes:
         table: `raw/changes`.
@@ -58,19 +56,12 @@ class RowGroups:
 
     table: RawTable
     _known: dict[str, list[RowGroup]] = field(default_factory=dict)
-    _found: dict[tuple[int, int, int], Sequence[RowGroup]] = field(default_factory=dict)
 
     def between(self, epoch: int, start: int, end: int) -> Sequence[RowGroup]:
         """Return the row groups that may contain changes of an LSN range of an epoch.
 
         Unreadable files are skipped: the later read of their rows raises the error.
         """
-        place = (epoch, start, end)
-        if place not in self._found:
-            self._found[place] = self._find(epoch, start, end)
-        return self._found[place]
-
-    def _find(self, epoch: int, start: int, end: int) -> Sequence[RowGroup]:
         loaded = self.table.newest()
         files = [] if loaded is None else files_between(data_files(loaded), epoch, start, end)
         groups = [group for file in files for group in self._of(file.path)]
