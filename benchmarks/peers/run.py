@@ -30,11 +30,14 @@ from benchmarks.processes import CommandFailedError
 from benchmarks.results import Result
 from benchmarks.source import Source, log, source
 from benchmarks.turns import in_turns
+from pgcdc_assets.demo.programs import find_binaries, run_program
 from pgcdc_assets.lsn import Lsn
 
 VERSION = 15
 REPETITIONS = 3
 OURS = "capture"
+# Minor versions from 15.19 use only the output plugins of this list.
+_ALLOWED_PLUGINS = "output_plugin_libraries"
 
 
 def build_peers() -> list[Peer]:
@@ -105,14 +108,21 @@ def _wal2json_settings() -> Iterator[tuple[Mapping[str, str], str | None]]:
         except UnavailableError as error:
             yield {}, f"wal2json: {error}"
             return
-        # Newer minor versions use only output plugins that the list names.
-        settings = {"output_plugin_libraries": "pgoutput, wal2json"}
+        settings: dict[str, str] = {}
+        if _knows(_ALLOWED_PLUGINS):
+            settings[_ALLOWED_PLUGINS] = "pgoutput, wal2json"
         if library is not None:
             # The server runs as another user, who may have no access to our folder.
             Path(folder).chmod(0o755)
             shutil.copy(library, folder)
             settings["dynamic_library_path"] = f"{folder}:$libdir"
         yield settings, None
+
+
+def _knows(setting: str) -> bool:
+    """Return whether the server has a setting; it does not start with one that it does not know."""
+    _, described = run_program(find_binaries(VERSION) / "postgres", "--describe-config")
+    return any(line.startswith(f"{setting}\t") for line in described.splitlines())
 
 
 def _read_in_turns(
