@@ -42,8 +42,8 @@ LONGEST_KEEP_HOURS = 24.0
 # The log of a table without a list may cover months.
 _MOST_COMMITS = 1000
 # Number of versions between two checks for files to delete. The number is odd: whether each merge
-# writes one version or two, one of five merges checks.
-_EVERY = 5
+# writes one version or two, one of three merges checks.
+_EVERY = 3
 
 _FOLDER, _FILE = "_pgcdc", "replaced_files.json"
 _FORMAT = 1
