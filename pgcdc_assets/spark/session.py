@@ -1,9 +1,9 @@
 """Spark sessions: start, settings and release, embedded and on a Spark Connect server.
 
 The same code runs in an embedded session and against a Spark Connect server, so neither this module
-nor `merge` accesses the JVM, except to detect its end. Settings that determine written values (time
-zone, timestamp type, ANSI mode) are set on each merging session, independent of the session's
-builder.
+nor `merge` accesses the JVM, except to detect its end and its connectors. Settings that determine
+written values (time zone, timestamp type, ANSI mode) are set on each merging session, independent
+of the session's builder.
 
 A server keeps a session until the session is released, or for an hour after its last use. This
 package therefore releases every session: a merge's sessions at the end of the merge, and the
@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
-from py4j.protocol import Py4JNetworkError
+from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import SparkSession as SparkSession
@@ -36,9 +36,9 @@ from pgcdc_assets.spark.jars import (
     with_resolved_jars,
 )
 from pgcdc_assets.spark.java import check_java
-from pgcdc_assets.spark.object_store import LOG_STORE
+from pgcdc_assets.spark.object_store import LOG_STORE, store_of
 from pgcdc_assets.spark.settings import SESSION_CONF, embedded_conf, start_conf, with_user_conf
-from pgcdc_assets.storage import BUCKET_PREFIX, is_s3
+from pgcdc_assets.storage import BUCKET_PREFIX, is_s3, scheme_of
 
 # A local server that refuses connections has ended. By default the client retries for ten minutes,
 # which suits clusters behind a network.
@@ -118,18 +118,31 @@ def runs_embedded() -> bool:
 
 
 def check_started_for(uri: str) -> None:
-    """Check that this process's embedded session was started with the jars of the lake's store.
+    """Check that this process's embedded session was started with the connector of a lake's store.
 
     Raises:
-        ConfigurationError: the lake is in an S3 store, and the session has no LogStore for it.
+        ConfigurationError: the lake is in an object store, and the session has no connector for it,
+            or no LogStore for S3.
     """
     context = SparkContext._active_spark_context
-    if is_s3(uri) and context is not None and not context.getConf().contains(LOG_STORE):
+    if context is not None and store_of(uri) and not _has_connector(context, uri):
         raise ConfigurationError(
             reason=f"The embedded Spark session of this process was started for another lake, "
-            f"without the jars of S3, which {uri} needs. Use one process for each lake, or a Spark "
-            "server: pgcdc spark start --lake"
+            f"without the jars of the object store that {uri} needs. Use one process for each "
+            "lake, or a Spark server: pgcdc spark start --lake"
         )
+
+
+def _has_connector(context: SparkContext, uri: str) -> bool:
+    if is_s3(uri):
+        return context.getConf().contains(LOG_STORE)
+    java: Any = context._jvm
+    hadoop = context._jsc.hadoopConfiguration()
+    try:
+        java.org.apache.hadoop.fs.FileSystem.getFileSystemClass(scheme_of(uri), hadoop)
+    except Py4JJavaError:
+        return False
+    return True
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from pgcdc_assets.merge import MergeReport, merge_tables
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.server_process import RunningServer
-from pgcdc_assets.spark.session import own_sessions, spark_session
+from pgcdc_assets.spark.session import check_started_for, own_sessions, spark_session
 from pgcdc_assets.spark.tuning import (
     SMALL_BYTES,
     SMALL_CHANGES,
@@ -172,6 +172,42 @@ def test_a_process_with_an_embedded_session_cannot_use_a_server(
     with pytest.raises(ConfigurationError, match=r"sc://localhost:1\b") as caught:
         spark_session("test", remote="sc://localhost:1/;token=sesame")
     assert "sesame" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "lake",
+    ["s3://bucket/lake", "abfss://container@account.dfs.core.windows.net/lake", "gs://bucket/lake"],
+)
+def test_an_embedded_session_of_a_local_lake_is_not_used_for_an_object_store(
+    embedded_session: SparkSession, tmp_path: Path, lake: str
+) -> None:
+    check_started_for(str(tmp_path))
+    with pytest.raises(ConfigurationError, match="without the jars") as caught:
+        check_started_for(lake)
+    assert lake in str(caught.value)
+
+
+_SESSION_FOR_STORES = """
+import sys
+from pgcdc_assets.spark.object_store import start_options
+from pgcdc_assets.spark.session import check_started_for, spark_session
+spark_session("test", conf=start_options(sys.argv[1:], {}))
+for lake in sys.argv[1:]:
+    check_started_for(lake)
+"""
+
+
+@pytest.mark.soak
+def test_an_embedded_session_is_used_for_the_stores_that_it_was_started_for() -> None:
+    lakes = ("s3://bucket/lake", "abfss://container@account/lake", "gs://bucket/lake")
+    done = subprocess.run(
+        [sys.executable, "-c", _SESSION_FOR_STORES, *lakes],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 _SECOND_SESSION = """

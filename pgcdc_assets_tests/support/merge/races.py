@@ -159,11 +159,17 @@ def right_before_the_write(spark: SparkSession, act: Callable[[], Any]) -> Itera
 
 @contextmanager
 def during_the_write(spark: SparkSession, folder: Path, act: Callable[[], Any]) -> Iterator[None]:
-    """Act while Spark computes the written rows. Spark continues after the action."""
+    """Act while Spark computes the written rows. Spark continues after the action.
+
+    One task waits for the action. The others go on, because the action needs their task slots.
+    """
     begun, done, is_over = str(folder / "begun"), str(folder / "done"), threading.Event()
 
     def wait(_: Any) -> bool:
-        Path(begun).touch()
+        try:
+            Path(begun).touch(exist_ok=False)
+        except FileExistsError:
+            return True
         for _ in range(1_200):
             if Path(done).exists():
                 return True
