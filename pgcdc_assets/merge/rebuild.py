@@ -36,8 +36,9 @@ from pgcdc_assets.errors import (
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.merge.replaced_table import ReplacedTable, describe_replaced
 from pgcdc_assets.merge.report import MergeFailure
-from pgcdc_assets.raw.delta_log import open_delta_table, read_commit
+from pgcdc_assets.raw.delta_log import read_commit
 from pgcdc_assets.raw.files import filesystem
+from pgcdc_assets.raw.log_table import open_delta_table
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.staging import REBUILD, STALE_AFTER, remove_stale, staging_root
 from pgcdc_assets.raw.store_errors import explain_store_error
@@ -255,7 +256,8 @@ def _replace_contents(
     if deleted_rows(zone.lake, staged_path, staged, files):
         spark.sql(f"REORG TABLE {delta_table(staged_path)} APPLY (PURGE)")
         staged = _open(zone, staged_path)
-    actions = _added_files(zone, staged, staged_path)
+        files = pa.table(staged.get_add_actions(flatten=True))
+    actions = _added_files(zone, staged, files, staged_path)
     # The log of a table with column mapping has a number for each column, which others lack.
     loses_mapping = MAPPING in live.properties and MAPPING not in staged.metadata().configuration
     if live.is_for_spark or loses_mapping:
@@ -288,13 +290,13 @@ def _open(zone: RawZone, path: str) -> DeltaTable:
     return table
 
 
-def _added_files(zone: RawZone, staged: DeltaTable, path: str) -> list[AddAction]:
+def _added_files(zone: RawZone, staged: DeltaTable, files: pa.Table, path: str) -> list[AddAction]:
     """Return the staged table's files with all statistics of its log."""
-    live = set(pa.table(staged.get_add_actions()).column("path").to_pylist())
-    files = filesystem(zone.lake, path)
+    live = set(files.column("path").to_pylist())
+    folder = filesystem(zone.lake, path)
     found: dict[str, dict[str, Any]] = {}
     for version in range(staged.version() + 1):
-        added = [action["add"] for action in read_commit(files, version) if "add" in action]
+        added = [action["add"] for action in read_commit(folder, version) if "add" in action]
         found.update({add["path"]: add for add in added})
     now = int(time.time() * 1000)
     return [

@@ -211,7 +211,7 @@ class ChangeLog:
             TransientError: the lake cannot be written, or another process committed at the same
                 time.
         """
-        table = self.table.load_or_create()
+        table = self.table.take()
         if self._check_order(window, self._end(table, window.epoch)):
             return LandReport(self.summary(window), already_landed=True)
         builder = SummaryBuilder(window)
@@ -240,6 +240,7 @@ class ChangeLog:
                 reason=f"Another process wrote to {self.table.uri} during the landing of window "
                 f"{window.key}. Nothing of this attempt was committed; run it again."
             ) from refusal
+        self.table.give_back(table)
         return LandReport(
             summary,
             already_landed=False,

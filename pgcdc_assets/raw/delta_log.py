@@ -1,4 +1,4 @@
-"""Open Delta tables and read their logs, by delta-rs and pyarrow."""
+"""Read the logs of Delta tables by pyarrow."""
 
 from __future__ import annotations
 
@@ -6,43 +6,10 @@ import json
 from typing import Any
 
 import pyarrow.fs as pafs
-from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
-
-from pgcdc_assets.raw.lake import Lake
 
 FOLDER = "_delta_log"
 # Names the newest checkpoint.
 LAST_CHECKPOINT = f"{FOLDER}/_last_checkpoint"
-
-
-class LogTable(DeltaTable):
-    """A version of a table that reads each application transaction once.
-
-    For each call delta-rs reads all log entries after the last checkpoint. In an object store each
-    entry is a request.
-    """
-
-    def transaction_version(self, app_id: str) -> int | None:
-        """Return the version of an application's last transaction; None without a transaction."""
-        known = self.__dict__.setdefault("_known_transactions", {})
-        key = self.version(), app_id
-        if key not in known:
-            known[key] = super().transaction_version(app_id)
-        found: int | None = known[key]
-        return found
-
-
-def open_delta_table(lake: Lake, uri: str) -> DeltaTable | None:
-    """Open the newest version of a Delta table; None if there is no table.
-
-    Raises:
-        DeltaError, OSError: the log cannot be read.
-    """
-    try:
-        return LogTable(uri, storage_options=lake.delta_options)
-    except TableNotFoundError:
-        return None
 
 
 def commit_path(version: int) -> str:

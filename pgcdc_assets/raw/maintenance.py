@@ -1,6 +1,6 @@
 """Maintenance of the raw zone: compaction, log cleanup and deletion of unreferenced files.
 
-To open a table, delta-rs lists the table's log, and each landing opens `raw/changes` twice. After
+To open a table, delta-rs lists the table's log, and reads the entries after a checkpoint. After
 thousands of small windows, maintenance therefore compacts small files, copies the window records to
 `raw/windows`, removes old log entries after a checkpoint, and deletes files that no recent version
 references (`vacuum.py`). The other tables grow slowly: maintenance deletes their unreferenced files
@@ -17,6 +17,7 @@ from deltalake.exceptions import DeltaError
 from pgcdc_assets.error_text import first_line
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.raw.compaction import MINIMUM_FILES
+from pgcdc_assets.raw.log_cleanup import set_file_retention, shorten_log
 from pgcdc_assets.raw.table import RawTable
 from pgcdc_assets.raw.vacuum import delete_old_files
 from pgcdc_assets.raw.zone import RawZone
@@ -72,12 +73,12 @@ def maintain_raw_zone(
     if epoch is not None:
         zone.prepared.remove_ended(epoch.epoch, zone.captured_on(epoch)[0])
     try:
-        changes.table.shorten_log(table)
+        shorten_log(changes.table, table)
         logs = (changes.window_index, zone.definitions, zone.table_list, zone.prepared)
         for other in (each.table for each in logs):
             loaded = other.load()
             if loaded is not None:
-                other.shorten_log(loaded)
+                shorten_log(other, loaded)
     except (DeltaError, OSError) as error:
         raise _failed(changes.table, error) from error
     tables = (
@@ -104,7 +105,7 @@ def _vacuum(table: RawTable, spared: Collection[str] = ()) -> int:
     if loaded is None:
         return 0
     try:
-        table.set_file_retention(loaded)
+        set_file_retention(table, loaded)
         return delete_old_files(table, loaded, spared)
     except (DeltaError, OSError) as error:
         raise _failed(table, error) from error

@@ -28,9 +28,11 @@ from deltalake.transaction import AddAction, RemoveAction
 from pgcdc_assets.error_text import first_line
 from pgcdc_assets.errors import ConfigurationError, RawZoneError, TransientError
 from pgcdc_assets.raw.commit_records import RECORD, read_records
-from pgcdc_assets.raw.delta_log import FOLDER, commit_path, open_delta_table, read_commit
+from pgcdc_assets.raw.delta_log import commit_path, read_commit
 from pgcdc_assets.raw.files import FileWriter, WrittenFile, filesystem, push_to_disk
 from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.log_table import open_delta_table
+from pgcdc_assets.raw.log_tail import give_back, take_table
 from pgcdc_assets.raw.newest_versions import NewestVersions
 from pgcdc_assets.raw.store_errors import explain_store_error
 
@@ -116,6 +118,18 @@ class RawTable:
 
         return _TABLES.get(self.lake, self.uri, self.capture, read)
 
+    def take(self) -> DeltaTable:
+        """Return the newest version like `load_or_create`, as an object of the caller alone.
+
+        After a commit, the caller gives the object back by `give_back`: the next call then reads
+        the commits since then only.
+        """
+        return take_table(self.lake, self.uri, self.capture) or self.load_or_create()
+
+    def give_back(self, table: DeltaTable) -> None:
+        """Give back the object of `take`."""
+        give_back(self.lake, self.uri, self.capture, table)
+
     def load_or_create(self) -> DeltaTable:
         """Return the newest version of the table, and create the table if it does not exist.
 
@@ -150,7 +164,7 @@ class RawTable:
                 raw_zone=self.uri, reason="the table was deleted after its creation."
             )
         if self.lake.is_local:
-            self._push_log_to_disk(0)
+            self.push_log_to_disk(0)
             folder = Path(self.uri)
             while folder.is_relative_to(self.lake.uri):
                 push_to_disk(folder)
@@ -170,7 +184,7 @@ class RawTable:
         except (DeltaError, OSError) as error:
             raise self._unwritable(error) from error
         if self.lake.is_local:
-            self._push_log_to_disk(table.version())
+            self.push_log_to_disk(table.version())
         loaded = self.load()
         if loaded is None:
             raise RawZoneError(raw_zone=self.uri, reason="the table was deleted.")
@@ -258,7 +272,7 @@ class RawTable:
         except (DeltaError, OSError) as error:
             raise self._unwritable(error, _MAY_BE_COMMITTED) from error
         if self.lake.is_local:
-            self._push_log_to_disk(table.version() + 1)
+            self.push_log_to_disk(table.version() + 1)
 
     def commit_rows(
         self,
@@ -298,33 +312,6 @@ class RawTable:
             writer.discard()
             return False
         return True
-
-    def set_file_retention(self, table: DeltaTable) -> None:
-        """Set the file retention of new tables on a table of an earlier release.
-
-        Raises:
-            DeltaError, OSError: the log could not be written.
-        """
-        if table.metadata().configuration.get(DELETED_FILE_RETENTION) == self.file_retention:
-            return
-        table.alter.set_table_properties({DELETED_FILE_RETENTION: self.file_retention})
-        if self.lake.is_local:
-            self._push_log_to_disk(table.version())
-
-    def shorten_log(self, table: DeltaTable) -> None:
-        """Write a checkpoint, and remove the expired log entries before the checkpoint.
-
-        Raises:
-            DeltaError, OSError: the log could not be written.
-        """
-        table.create_checkpoint()
-        if self.lake.is_local:
-            # Before the removal: a power failure must not lose both the entries and the checkpoint.
-            log = Path(self.uri) / FOLDER
-            for entry in log.glob(f"{table.version():020d}.checkpoint*"):
-                push_to_disk(entry)
-            push_to_disk(log / "_last_checkpoint")
-        table.cleanup_metadata()
 
     def records(self, table: DeltaTable, after_version: int) -> list[dict[str, Any]]:
         """Return the records of the commits after `after_version`, oldest first.
@@ -379,7 +366,7 @@ class RawTable:
             raise self._unwritable(error, _MAY_BE_COMMITTED) from error
         raise AssertionError("a log has an end")
 
-    def _push_log_to_disk(self, version: int) -> None:
+    def push_log_to_disk(self, version: int) -> None:
         """Synchronise a local table's log entries from `version` on, because delta-rs does not."""
         while (entry := Path(self.uri) / commit_path(version)).exists():
             push_to_disk(entry)

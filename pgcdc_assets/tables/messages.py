@@ -30,6 +30,7 @@ from pgcdc_assets.protocol.heads import MESSAGE
 from pgcdc_assets.protocol.logical_messages import NO_TRANSACTION
 from pgcdc_assets.protocol.utf8 import MARK
 from pgcdc_assets.raw.compaction import MINIMUM_FILES, compact
+from pgcdc_assets.raw.log_cleanup import shorten_log
 from pgcdc_assets.raw.row_groups import gathered
 from pgcdc_assets.raw.scan import scan_changes
 from pgcdc_assets.raw.table import CommitRefused, RawTable
@@ -193,7 +194,7 @@ class MessageTable:
         compact(self.table, loaded, f"{self._app_id}:compaction", minimum_files=minimum_files)
         loaded = self.table.load_or_create()
         try:
-            self.table.shorten_log(loaded)
+            shorten_log(self.table, loaded)
             delete_old_files(self.table, loaded)
         except (DeltaError, OSError) as error:
             raise TransientError(

@@ -19,9 +19,9 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from pgcdc_assets.errors import TableDamaged, TransientError
 from pgcdc_assets.lsn import Lsn, Position
-from pgcdc_assets.raw.delta_log import open_delta_table
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.log_table import open_delta_table
 from pgcdc_assets.raw.newest_versions import NewestVersions
 from pgcdc_assets.raw.store_errors import explain_store_error
 from pgcdc_assets.raw.zone import RawZone

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from pgcdc_assets.merge import MergeReport
 from pgcdc_assets.merge.kinds import current_image
-from pgcdc_assets.raw import delta_log
+from pgcdc_assets.raw import log_table
+from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets_tests.support.merge.pipeline import Pipeline
 from pgcdc_assets_tests.support.merge.small_tables import merge_by_spark, merge_together
 
@@ -24,12 +23,12 @@ def test_a_merge_opens_its_table_once_at_most(
     monkeypatch.setattr(current_image, "is_tiny", lambda *sizes: False)
     opened: list[str] = []
 
-    class Counted(delta_log.LogTable):
-        def __init__(self, uri: str, **options: Any) -> None:
+    class Counted(log_table.LogTable):
+        def __init__(self, lake: Lake, uri: str) -> None:
             opened.append(uri)
-            super().__init__(uri, **options)
+            super().__init__(lake, uri)
 
-    monkeypatch.setattr(delta_log, "LogTable", Counted)
+    monkeypatch.setattr(log_table, "LogTable", Counted)
     pipeline.start("create table t (id int primary key, v text)", "insert into t values (1, 'a')")
     pipeline.sync()
     assert pipeline.path() in opened

@@ -1,0 +1,44 @@
+"""Open Delta tables by delta-rs."""
+
+from __future__ import annotations
+
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.log_tail import transactions_at
+
+
+class LogTable(DeltaTable):
+    """A version of a table that reads each application transaction once.
+
+    For each call delta-rs reads all log entries after the last checkpoint.
+    """
+
+    def __init__(self, lake: Lake, uri: str) -> None:
+        super().__init__(uri, storage_options=lake.delta_options)
+        self._lake, self._uri = lake, uri
+        self._transactions: dict[str, int | None] = {}
+        self._transactions_version = -1
+
+    def transaction_version(self, app_id: str) -> int | None:
+        """Return the version of an application's last transaction; None without a transaction."""
+        version = self.version()
+        if version != self._transactions_version:
+            self._transactions = transactions_at(self._lake, self._uri, version)
+            self._transactions_version = version
+        if app_id not in self._transactions:
+            self._transactions[app_id] = super().transaction_version(app_id)
+        return self._transactions[app_id]
+
+
+def open_delta_table(lake: Lake, uri: str) -> DeltaTable | None:
+    """Open the newest version of a Delta table; None if there is no table.
+
+    Raises:
+        DeltaError, OSError: the log cannot be read.
+    """
+    try:
+        return LogTable(lake, uri)
+    except TableNotFoundError:
+        return None
