@@ -114,6 +114,9 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "s3_requests": Benchmark(
         "s3_requests", "windows and merges of one of 10 tables, ticks and polls", 2, None, True
     ),
+    "s3_wide": Benchmark(
+        "s3_wide", "100 tables of which one changes, 20 ms for each request", 3, None, True
+    ),
     "disk": Benchmark(
         "disk", "40 windows of 20 changes in each of 9 tables of 60,000 rows", 10, None, True
     ),

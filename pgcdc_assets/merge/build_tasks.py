@@ -38,6 +38,7 @@ from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.policies import FOLLOW, StepLimit
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.side_by_side import read_each
 from pgcdc_assets.raw.sizes import RowGroups
 from pgcdc_assets.raw.snapshots import Snapshot, SnapshotIdentity, group_by_name
 from pgcdc_assets.raw.source_relations import SourceRelations
@@ -69,13 +70,13 @@ def build_tasks(
     """
     # Most tables of a merge have the same range.
     sizes = cache(RowGroups(zone.changes.table).between)
-    opened = []
-    for target in targets:
-        for scd in target.scd:
-            try:
-                opened.append(open_scd_table(zone, target, scd, root))
-            except PgcdcError as error:
-                yield MergeFailure(target.schema, target.table, error)
+    opened: list[OpenedTable] = []
+    places = [(target, scd) for target in targets for scd in target.scd]
+    for found in read_each(zone.lake, places, lambda place: _open(zone, *place, root)):
+        if isinstance(found, MergeFailure):
+            yield found
+        else:
+            opened.append(found)
     snapshots = zone.snapshots.complete_snapshots()
     partial_snapshots = zone.partial_snapshots.complete_snapshots()
     kept = snapshots
@@ -176,6 +177,15 @@ def build_tasks(
             )
         )
     yield from _with_stats(zone, tasks, relations, stops.keyless)
+
+
+def _open(
+    zone: RawZone, target: CdcTable, scd: int, root: str | None
+) -> OpenedTable | MergeFailure:
+    try:
+        return open_scd_table(zone, target, scd, root)
+    except PgcdcError as error:
+        return MergeFailure(target.schema, target.table, error)
 
 
 def _plan(

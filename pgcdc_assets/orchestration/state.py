@@ -15,6 +15,7 @@ from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.schema_events import SchemaEvent
+from pgcdc_assets.raw.side_by_side import read_each
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.source_relations import SourceRelations
 from pgcdc_assets.raw.table_list import ListedState
@@ -192,14 +193,16 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
         s for s in zone.partial_snapshots.complete_snapshots(epoch.epoch) if s.position <= through
     )
     broken: set[tuple[CdcTable, int]] = set()
-    positions: dict[tuple[CdcTable, int], Position | None] = {}
-    for table in capture.tables:
-        for scd in table.scd:
-            try:
-                positions[table, scd] = _watermark(zone, table, scd)
-            except PgcdcError:
-                positions[table, scd] = None
-                broken.add((table, scd))
+
+    def read(place: tuple[CdcTable, int]) -> Position | None:
+        try:
+            return _watermark(zone, *place)
+        except PgcdcError:
+            broken.add(place)
+            return None
+
+    places = [(table, scd) for table in capture.tables for scd in table.scd]
+    positions = dict(zip(places, read_each(zone.lake, places, read), strict=True))
     windows = _windows_above(zone, epoch, positions.values())
     gates, unreached = _gates(zone, capture, through)
     names = _NamesAtSource(zone)
