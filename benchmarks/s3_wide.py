@@ -2,7 +2,7 @@
 
 The store is versitygw behind the proxy of the tests, which delays each request. The plan of a merge
 and a tick of the merge sensor read all tables, several at a time; the other side is the same code
-with one reader. All steps run in one process, as in a run of many windows.
+with one table at a time. All steps run in one process, as in a run of many windows.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _measure(proxy: StoreProxy, lake: Lake) -> Iterator[Result]:
                 for name, action in (("plan", plan), ("tick", tick)):
                     sides = {
                         name: partial(timed, action),
-                        f"{name}_by_one": partial(_timed_with_one_reader, action),
+                        f"{name}_by_one": partial(_timed_one_by_one, action),
                     }
                     for side, found in in_turns(sides, number).items():
                         seconds[side].append(found)
@@ -96,6 +96,6 @@ def _measure(proxy: StoreProxy, lake: Lake) -> Iterator[Result]:
     yield Result.reported(f"s3_merge_1_of_{TABLES}_tables_at_20_ms", seconds["merge"], _UNIT)
 
 
-def _timed_with_one_reader(action: Callable[[], None]) -> float:
-    with patch.object(side_by_side, "READERS", 1):
+def _timed_one_by_one(action: Callable[[], None]) -> float:
+    with patch.object(side_by_side, "AT_A_TIME", 1):
         return timed(action)

@@ -38,7 +38,7 @@ from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.policies import FOLLOW, StepLimit
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.relations import RelationVersion
-from pgcdc_assets.raw.side_by_side import read_each
+from pgcdc_assets.raw.side_by_side import map_tables
 from pgcdc_assets.raw.sizes import RowGroups
 from pgcdc_assets.raw.snapshots import Snapshot, SnapshotIdentity, group_by_name
 from pgcdc_assets.raw.source_relations import SourceRelations
@@ -72,7 +72,7 @@ def build_tasks(
     sizes = cache(RowGroups(zone.changes.table).between)
     opened: list[OpenedTable] = []
     places = [(target, scd) for target in targets for scd in target.scd]
-    for found in read_each(zone.lake, places, lambda place: _open(zone, *place, root)):
+    for found in map_tables(zone.lake, places, lambda place: _open(zone, *place, root)):
         if isinstance(found, MergeFailure):
             yield found
         else:

@@ -8,6 +8,8 @@ with other writers, lost executors, lost connections and unknown errors are tran
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import (
@@ -21,6 +23,7 @@ from pgcdc_assets.errors import (
 from pgcdc_assets.merge.fold.events import NULL_KEY
 from pgcdc_assets.merge.fold.toast import UNKNOWN_VALUE
 from pgcdc_assets.merge.kinds.keyless import MISSING_ROW
+from pgcdc_assets.merge.report import MergeFailure, MergeReport
 from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.raw.store_errors import explain_store_error
 from pgcdc_assets.spark.errors import condition_of, is_definite, text_of
@@ -131,3 +134,17 @@ def _ended(name: str, *, is_lasting: bool) -> PgcdcError:
         reason=f"Table {name} was not merged, because the Spark server ended. The next run "
         "continues from the last commit; pgcdc spark start starts the server again."
     )
+
+
+def guarded(
+    task: MergeTask,
+    action: Callable[[MergeTask], MergeReport | MergeFailure],
+    session: SparkSession | None = None,
+) -> MergeReport | MergeFailure:
+    """Run an action on one table; turn an error into a failure of that table."""
+    try:
+        return action(task)
+    except PgcdcError as error:
+        return MergeFailure(*task.name, error)
+    except Exception as error:
+        return MergeFailure(*task.name, explain(task, error, session))

@@ -7,7 +7,7 @@ of a table is returned as a `MergeFailure`, and the other tables are merged.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -23,13 +23,13 @@ from pgcdc_assets.activity import activity
 from pgcdc_assets.errors import (
     DefiniteError,
     MergeConflict,
-    PgcdcError,
 )
 from pgcdc_assets.lsn import LsnWindow, Position
 from pgcdc_assets.merge.batch.run import SmallMerges
 from pgcdc_assets.merge.build_tasks import build_tasks
 from pgcdc_assets.merge.comments import find_changes, follow_comments
-from pgcdc_assets.merge.failures import explain
+from pgcdc_assets.merge.failures import guarded
+from pgcdc_assets.merge.idle_tables import report_idle_tables
 from pgcdc_assets.merge.kinds.base import Counts
 from pgcdc_assets.merge.kinds.choose import choose_current_image, choose_table_kind
 from pgcdc_assets.merge.report import MergeFailure, MergeReport
@@ -50,14 +50,8 @@ from pgcdc_assets.tables.state import (
     finish_step,
     next_step,
     overtaken_error,
-    record_watermark,
 )
 
-# The recorded watermark of a table without changes may fall behind by this many windows, whose
-# records the next merge reads. With hundreds of tables a merge would record more watermarks than
-# changes, so the number grows with the tables.
-IDLE_WINDOWS = 10
-_TABLES_TO_RECORD = 5
 # How long a canceled query may take to end before the session is asked again.
 _SECONDS_TO_CANCEL = 0.2
 _POSITION = {1: LSN, 2: VALID_FROM_LSN}
@@ -87,14 +81,15 @@ def merge_tables(
         limit: of one commit; further commits fold the remaining changes.
     """
     busy: list[MergeTask] = []
-    idle_windows = max(IDLE_WINDOWS, len(targets) // _TABLES_TO_RECORD)
+    idle: list[MergeTask] = []
     for task in build_tasks(zone, targets, through, root, limit=limit):
         if isinstance(task, MergeFailure):
             yield task
         elif task.is_idle and find_changes(task) is None:
-            yield _guarded(task, lambda idle: report_idle(zone, idle, idle_windows))
+            idle.append(task)
         else:
             busy.append(task)
+    yield from report_idle_tables(zone, idle, len(targets))
     if busy:
         count = min(parallelism, len(busy))
         given = None if sessions is None else nullcontext(list(sessions[:count]))
@@ -156,7 +151,7 @@ class _Merge:
         return self._merge(spark, replace(following, plan=plan))
 
     def _merge(self, spark: SparkSession, task: MergeTask) -> MergeReport | MergeFailure:
-        return _guarded(task, lambda step: merge_table(spark, self.zone, step), spark)
+        return guarded(task, lambda step: merge_table(spark, self.zone, step), spark)
 
     def _plan_after_next_snapshot(self, task: MergeTask) -> MergeTask | MergeFailure | None:
         """Plan from the next snapshot on; None if there is none, or the table began with one."""
@@ -237,10 +232,10 @@ def _side_by_side(
             activate(session)
             if merge.root is not None:
                 # A fold for a comparison or a rebuild, which announce their own activity.
-                return _guarded(task, lambda _: merge.run(session, begun), session)
+                return guarded(task, lambda _: merge.run(session, begun), session)
             name = f"merge of {task.plan.target.qualified_name} (scd{task.scd})"
             with activity(name, "changes") as shown:
-                report = _guarded(task, lambda _: merge.run(session, begun), session)
+                report = guarded(task, lambda _: merge.run(session, begun), session)
                 if isinstance(report, MergeReport):
                     shown.count = report.changes_read
                 else:
@@ -273,49 +268,6 @@ def _interrupt_until_done(
             with suppress(PySparkException, Py4JError, OSError):
                 session.interruptAll()
         wait(futures, timeout=_SECONDS_TO_CANCEL)
-
-
-def _guarded(
-    task: MergeTask,
-    action: Callable[[MergeTask], MergeReport | MergeFailure],
-    session: SparkSession | None = None,
-) -> MergeReport | MergeFailure:
-    """Run an action on one table; turn an error into a failure of that table."""
-    try:
-        return action(task)
-    except PgcdcError as error:
-        return MergeFailure(*task.name, error)
-    except Exception as error:
-        return MergeFailure(*task.name, explain(task, error, session))
-
-
-def report_idle(zone: RawZone, task: MergeTask, idle_windows: int = IDLE_WINDOWS) -> MergeReport:
-    """Report a table without changes; not every call records the watermark.
-
-    Args:
-        idle_windows: the watermark is recorded if it is this many windows behind.
-    """
-    plan, has_committed = task.plan, True
-    if plan.end > plan.start and (plan.recorded_changes or len(plan.windows) >= idle_windows):
-        advance_watermark(
-            zone, task.path, Position(plan.epoch, plan.start), Position(plan.epoch, plan.end)
-        )
-    elif task.state is not None and not task.state.is_watermark_recorded:
-        record_watermark(zone, task.path)
-    else:
-        has_committed = False
-    return MergeReport(
-        *task.name,
-        task.scd,
-        task.path,
-        watermark_before=task.watermark_before,
-        watermark_after=plan.end,
-        windows_folded=len(plan.windows),
-        row_count=task.state.row_count if task.state is not None else None,
-        seconds=time.monotonic() - task.started,
-        waits_for=task.waits_for,
-        has_committed=has_committed,
-    )
 
 
 def merge_table(spark: SparkSession, zone: RawZone, task: MergeTask) -> MergeReport:

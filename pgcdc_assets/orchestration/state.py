@@ -15,7 +15,7 @@ from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.schema_events import SchemaEvent
-from pgcdc_assets.raw.side_by_side import read_each
+from pgcdc_assets.raw.side_by_side import map_tables
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.source_relations import SourceRelations
 from pgcdc_assets.raw.table_list import ListedState
@@ -202,7 +202,7 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
             return None
 
     places = [(table, scd) for table in capture.tables for scd in table.scd]
-    positions = dict(zip(places, read_each(zone.lake, places, read), strict=True))
+    positions = dict(zip(places, map_tables(zone.lake, places, read), strict=True))
     windows = _windows_above(zone, epoch, positions.values())
     gates, unreached = _gates(zone, capture, through)
     names = _NamesAtSource(zone)

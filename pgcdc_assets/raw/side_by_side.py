@@ -1,4 +1,4 @@
-"""Readings of many tables of a lake.
+"""One action for many tables of a lake.
 
 In an object store, a table's newest commit costs requests that take tens of milliseconds each. One
 after the other, the tables of a publication of 500 would take longer than the interval of a sensor.
@@ -16,17 +16,17 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 # Arrow's client of S3 has 25 connections.
-READERS = 16
+AT_A_TIME = 16
 
 
-def read_each(lake: Lake, items: Sequence[T], read: Callable[[T], R]) -> Iterator[R]:
-    """Yield what a function reads for each item, in order; in an object store several at a time.
+def map_tables(lake: Lake, tables: Sequence[T], act: Callable[[T], R]) -> Iterator[R]:
+    """Yield the result of an action for each table, in order; in an object store several at a time.
 
     Args:
-        read: a function that threads may call. Its first error ends the iteration.
+        act: a function that threads may call. Its first error ends the iteration.
     """
-    if lake.is_local or len(items) < 2:
-        yield from map(read, items)
+    if lake.is_local or len(tables) < 2:
+        yield from map(act, tables)
         return
-    with ThreadPoolExecutor(min(READERS, len(items)), "pgcdc-read") as pool:
-        yield from pool.map(read, items)
+    with ThreadPoolExecutor(min(AT_A_TIME, len(tables)), "pgcdc-tables") as pool:
+        yield from pool.map(act, tables)

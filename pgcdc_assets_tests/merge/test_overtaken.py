@@ -17,8 +17,8 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables
+from pgcdc_assets.merge.idle_tables import IDLE_WINDOWS
 from pgcdc_assets.merge.rebuild import rebuild_table
-from pgcdc_assets.merge.run import IDLE_WINDOWS
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table

@@ -14,12 +14,12 @@ from pgcdc_assets.merge.build_tasks import build_tasks
 from pgcdc_assets.orchestration import state
 from pgcdc_assets.orchestration.state import read_state
 from pgcdc_assets.raw.lake import Lake
-from pgcdc_assets.raw.side_by_side import READERS, read_each
+from pgcdc_assets.raw.side_by_side import AT_A_TIME, map_tables
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets_tests.support.raw.rows import EPOCH
 
-TABLES = tuple(CdcTable("shop", f"t{number}") for number in range(READERS))
+TABLES = tuple(CdcTable("shop", f"t{number}") for number in range(AT_A_TIME))
 
 
 @pytest.fixture
@@ -72,5 +72,5 @@ def test_each_table_gets_its_own_watermark(zone: RawZone, monkeypatch: pytest.Mo
 
 
 def test_a_local_lake_is_read_by_one_thread(tmp_path: Any) -> None:
-    threads = list(read_each(Lake(str(tmp_path)), range(3), lambda _: threading.get_ident()))
+    threads = list(map_tables(Lake(str(tmp_path)), range(3), lambda _: threading.get_ident()))
     assert threads == [threading.get_ident()] * 3

@@ -197,7 +197,7 @@ def test_transactions_of_all_kinds_equal_those_of_a_new_reader(zone: RawZone) ->
     assert [read.transaction_version(each) for each in "abc"] == [3, 9, 1]
 
 
-def test_a_store_without_tags_is_read_each_time(
+def test_a_store_without_tags_is_map_tables_time(
     zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def untagged(error: type[Exception]) -> Callable[[pafs.FileSystem, int], bytes]:
