@@ -91,8 +91,12 @@ def give_back(lake: Lake, uri: str, name: str, table: DeltaTable) -> None:
     """Keep a table object that the caller no longer uses, for `take_table`."""
     if not lake.is_s3:
         return
+    known, version = _TRANSACTIONS.get(uri), table.version()
     try:
-        tag = _tag(filesystem(lake, uri), table.version())
+        if known is not None and known.version == version:
+            tag = known.tag
+        else:
+            tag = _tag(filesystem(lake, uri), version)
     except (OSError, LookupError, TypeError):
         return
     if len(_TABLES) >= _MOST_TABLES:
