@@ -1,4 +1,4 @@
-"""A publication of 100 tables in an S3 store whose requests take 20 ms, of which one table changes.
+"""A publication of 100 tables in an S3 store whose requests take 20 ms, of which one or all change.
 
 The store is versitygw behind the proxy of the tests, which delays each request. The plan of a merge
 and a tick of the merge sensor read all tables, several at a time; the other side is the same code
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -59,8 +59,9 @@ def _measure(proxy: StoreProxy, lake: Lake) -> Iterator[Result]:
 
     windows: list[LsnWindow] = []
 
-    def land() -> None:
-        windows.append(raw.land([(names[0], books[names[0]].versions(CHANGES, 1, ROWS))]))
+    def land(changed: Sequence[str] = names[:1]) -> None:
+        parts = [(name, books[name].versions(CHANGES, 1, ROWS)) for name in changed]
+        windows.append(raw.land(parts))
 
     def plan() -> None:
         list(build_tasks(raw.zone, targets, windows[-1]))
@@ -87,12 +88,21 @@ def _measure(proxy: StoreProxy, lake: Lake) -> Iterator[Result]:
                     for side, found in in_turns(sides, number).items():
                         seconds[side].append(found)
                 seconds["merge"].append(timed(merge))
+                everywhere = {
+                    "merge_all": partial(timed, merge),
+                    "merge_all_by_one": partial(_timed_one_by_one, merge),
+                }
+                for side, act in everywhere.items() if number % 2 else reversed(everywhere.items()):
+                    land(names)
+                    seconds[side].append(act())
     finally:
         spark.stop()
     yield Result.reported("s3_window_at_20_ms", seconds["window"], _UNIT)
     for name in ("plan", "tick"):
         of = f"s3_{name}_of_{TABLES}_tables_at_20_ms"
         yield Result.of(of, seconds[name], seconds[f"{name}_by_one"], _UNIT)
+    of = f"s3_merge_{TABLES}_tables_at_20_ms"
+    yield Result.of(of, seconds["merge_all"], seconds["merge_all_by_one"], _UNIT)
     yield Result.reported(f"s3_merge_1_of_{TABLES}_tables_at_20_ms", seconds["merge"], _UNIT)
 
 

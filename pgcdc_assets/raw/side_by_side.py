@@ -25,8 +25,19 @@ def map_tables(lake: Lake, tables: Sequence[T], act: Callable[[T], R]) -> Iterat
     Args:
         act: a function that threads may call. Its first error ends the iteration.
     """
-    if lake.is_local or len(tables) < 2:
+    count = min(thread_count(lake, 1), len(tables))
+    if count < 2:
         yield from map(act, tables)
         return
-    with ThreadPoolExecutor(min(AT_A_TIME, len(tables)), "pgcdc-tables") as pool:
+    with ThreadPoolExecutor(count, "pgcdc-tables") as pool:
         yield from pool.map(act, tables)
+
+
+def thread_count(lake: Lake, local: int, most: int = AT_A_TIME) -> int:
+    """Return the number of threads for work on several tables that waits for the lake.
+
+    Args:
+        local: the number for a local lake, and the least number for an object store.
+        most: the number for an object store.
+    """
+    return local if lake.is_local else max(local, min(most, AT_A_TIME))

@@ -32,6 +32,7 @@ from pgcdc_assets.merge.failures import explain
 from pgcdc_assets.merge.report import MergeFailure, MergeReport
 from pgcdc_assets.merge.step_report import begin_report
 from pgcdc_assets.merge.task import MergeTask
+from pgcdc_assets.raw.side_by_side import thread_count
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.tuning import tune
 from pgcdc_assets.tables.columns import LSN, RESCUED
@@ -40,6 +41,10 @@ from pgcdc_assets.tables.state import next_step, open_table, overtaken_error
 
 # The bound of the changes and snapshots that are in memory at once, beside `MOST_BYTES`.
 MOST_ROWS = 50_000
+
+# Tables of an object store that are written at the same time, if the parallelism is not higher. The
+# rows of each, up to 64 MB, are in memory meanwhile.
+_STORE_WRITES = 8
 
 # Errors after which Spark merges the table, and explains what is wrong.
 _FOR_SPARK = (NotInScope, DeltaError, OSError, pa.ArrowException)
@@ -62,7 +67,8 @@ class SmallMerges:
 
     Attributes:
         spark: a session that no other thread uses at the same time.
-        parallelism: tables that are written side by side.
+        parallelism: tables of a local lake that are written side by side; in an object store there
+            are more, because their writes wait.
         left: the tasks that Spark has to merge.
     """
 
@@ -115,8 +121,9 @@ class SmallMerges:
             self.left += [merge.task for merge in group]
             return
         share = (time.monotonic() - started) / max(1, len(folded))
-        # Files and commits are written without Python's lock, and an object store takes time.
-        pool = ThreadPoolExecutor(self.parallelism, "pgcdc-small-merge")
+        # Files and commits are written without Python's lock.
+        count = thread_count(self.zone.lake, self.parallelism, _STORE_WRITES)
+        pool = ThreadPoolExecutor(count, "pgcdc-small-merge")
         try:
             writes = [pool.submit(self._write, each, casts, share) for each in folded]
             for each, write in zip(folded, writes, strict=True):
