@@ -104,7 +104,7 @@ def build_tasks(
     def copy_times() -> dict[SnapshotIdentity, dt.datetime]:
         return zone.snapshots.times() | zone.partial_snapshots.times()
 
-    looks = cache(zone.definitions.read)
+    looks = cache(zone.definitions.newest)
     tasks = []
     for table in opened:
         own = snapshots_of.get(table.target.name, [])

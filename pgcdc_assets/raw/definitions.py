@@ -7,8 +7,8 @@ earlier versions of the Delta table until maintenance deletes their files.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +23,7 @@ from pgcdc_assets.protocol.table_definition import (
     TableDefinition,
 )
 from pgcdc_assets.raw.compaction import removals
+from pgcdc_assets.raw.newest_versions import NewestVersions
 from pgcdc_assets.raw.scan import data_files, scan
 from pgcdc_assets.raw.table import RawTable
 from pgcdc_assets.table_name import TableName
@@ -47,6 +48,11 @@ class SeenDefinition:
         """The definition."""
         return _definition(json.loads(self.text))
 
+    @cached_property
+    def comments(self) -> dict[int, str]:
+        """The comments by attnum, 0 for the table."""
+        return _comments(json.loads(self.text))
+
 
 @dataclass(frozen=True)
 class CatalogLook:
@@ -64,7 +70,7 @@ class CatalogLook:
     def comments(self, relation_id: int) -> dict[int, str] | None:
         """Return the comments of a table by attnum, 0 for the table; None for another table."""
         seen = self.tables.get(relation_id)
-        return None if seen is None else _comments(json.loads(seen.text))
+        return None if seen is None else seen.comments
 
     def moved_partitions(self, later: Mapping[int, TableDefinition]) -> set[int]:
         """Return the OIDs of the partitions that were attached or detached before a later look.
@@ -78,6 +84,9 @@ class CatalogLook:
             if root in later
             for oid in seen.definition.moved_partitions(later[root])
         }
+
+
+_LOOKS = NewestVersions[dict[int, CatalogLook]](16)
 
 
 @dataclass(frozen=True)
@@ -97,17 +106,17 @@ class DefinitionStore:
         loaded = self.table.load()
         if loaded is None:
             return CatalogLook()
-        digest: str | None = None
-        tables: dict[int, SeenDefinition] = {}
-        for row in self._rows(loaded):
-            if row["epoch"] == epoch:
-                digest = row["digest"]
-                tables[row["relation_id"]] = SeenDefinition(
-                    TableName(row["schema"], row["table"]),
-                    Lsn(row["lsn"]),
-                    row["definition"],
-                )
-        return CatalogLook(digest, tables, loaded)
+        return replace(self._looks(loaded).get(epoch, CatalogLook()), loaded=loaded)
+
+    def newest(self, epoch: int) -> CatalogLook:
+        """Return the newest look like `read`, for readers only: it has no loaded version."""
+
+        def read() -> tuple[int, dict[int, CatalogLook]] | None:
+            loaded = self.table.load()
+            return None if loaded is None else (loaded.version(), self._looks(loaded))
+
+        looks = _LOOKS.get(self.table.lake, self.table.uri, self.capture, read) or {}
+        return looks.get(epoch, CatalogLook())
 
     def replace(
         self, epoch: int, base: CatalogLook, digest: str, tables: Mapping[int, SeenDefinition]
@@ -146,9 +155,17 @@ class DefinitionStore:
             record={"definitions": len(rows)},
         )
 
-    def _rows(self, loaded: DeltaTable) -> Iterator[dict[str, Any]]:
+    def _looks(self, loaded: DeltaTable) -> dict[int, CatalogLook]:
+        """Read the looks of a version by epoch."""
+        digests: dict[int, str] = {}
+        tables: dict[int, dict[int, SeenDefinition]] = {}
         for batch in scan(self.table, data_files(loaded), self.table.schema.names):
-            yield from batch.to_pylist()
+            for row in batch.to_pylist():
+                epoch, name = row["epoch"], TableName(row["schema"], row["table"])
+                digests[epoch] = row["digest"]
+                seen = SeenDefinition(name, Lsn(row["lsn"]), row["definition"])
+                tables.setdefault(epoch, {})[row["relation_id"]] = seen
+        return {epoch: CatalogLook(digest, tables[epoch]) for epoch, digest in digests.items()}
 
 
 def definition_text(definition: TableDefinition) -> str:

@@ -6,13 +6,14 @@ window that is captured again after a crash has the same version numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pgcdc_assets.errors import RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
+from pgcdc_assets.raw.newest_versions import NewestVersions
 from pgcdc_assets.raw.scan import data_files, scan
 from pgcdc_assets.raw.table import RawTable
 from pgcdc_assets.table_name import TableName
@@ -39,6 +40,9 @@ class RelationVersion:
     version: int
     lsn: Lsn
     relation: Relation
+
+
+_VERSIONS = NewestVersions[Mapping[tuple[int, int, int], RelationVersion]](16)
 
 
 @dataclass
@@ -147,11 +151,14 @@ class RelationRegistry:
             f"{self.table.uri} at the same time. Nothing was landed; run it again."
         )
 
-    def _read(self) -> dict[tuple[int, int, int], RelationVersion]:
+    def _read(self) -> Mapping[tuple[int, int, int], RelationVersion]:
         # For every scan: another process may have added versions.
-        loaded = self.table.newest()
+        return _VERSIONS.get(self.table.lake, self.table.uri, self.capture, self._scan) or {}
+
+    def _scan(self) -> tuple[int, Mapping[tuple[int, int, int], RelationVersion]] | None:
+        loaded = self.table.load()
         if loaded is None:
-            return {}
+            return None
         versions: dict[tuple[int, int, int], RelationVersion] = {}
         for batch in scan(self.table, data_files(loaded), self.table.schema.names):
             for row in batch.to_pylist():
@@ -162,7 +169,7 @@ class RelationRegistry:
                         reason=f"version {version.version} of {version.relation.qualified_name} "
                         "has two different entries.",
                     )
-        return versions
+        return loaded.version(), versions
 
 
 def newest_ids_of(

@@ -5,17 +5,21 @@ The same for local tables: `tables/test_shared_states.py`.
 
 from __future__ import annotations
 
+import json
+
 import pyarrow.fs as pafs
 import pytest
 
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.raw.definitions import SeenDefinition
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.object_store import StoreProxy
 from pgcdc_assets_tests.support.object_store_proxy import Fault
-from pgcdc_assets_tests.support.raw.rows import EPOCH
+from pgcdc_assets_tests.support.raw.rows import EPOCH, relation
 
 
 @pytest.fixture
@@ -80,6 +84,41 @@ def test_a_new_table_is_noticed(zone: RawZone) -> None:
     assert again(zone).snapshots.complete_snapshots() == []
     zone.snapshots.table.load_or_create()
     assert zone.snapshots.table.newest() is not None
+
+
+def store_look(zone: RawZone, digest: str, comment: str) -> None:
+    text = json.dumps({"comments": {"0": comment}})
+    seen = SeenDefinition(TableName("shop", "t"), Lsn(5), text)
+    assert zone.definitions.replace(1, zone.definitions.read(1), digest, {7: seen})
+
+
+def test_a_look_at_the_catalog_is_read_once(zone: RawZone, store_proxy: StoreProxy) -> None:
+    assert zone.definitions.newest(1).digest is None
+    for number in range(3):
+        store_look(again(zone), f"d{number}", f"c{number}")
+        look = zone.definitions.newest(1)
+        assert (look.digest, look.comments(7), look.comments(8)) == (
+            f"d{number}",
+            {0: f"c{number}"},
+            None,
+        )
+    store_proxy.forget()
+    assert again(zone).definitions.newest(1) is look
+    assert zone.definitions.newest(2).tables == {}
+    assert store_proxy.counts() == {"HEAD": 4}
+
+
+def test_relation_versions_are_read_once(zone: RawZone, store_proxy: StoreProxy) -> None:
+    known = []
+    for number in range(3):
+        registry = again(zone).relations
+        registry.register(1, relation("t", 7, "id", f"c{number}"), Lsn(number))
+        registry.flush()
+        known = zone.relations.versions(1)
+        assert [each.version for each in known] == list(range(1, number + 2))
+    store_proxy.forget()
+    assert again(zone).relations.versions(1) == known
+    assert store_proxy.counts() == {"HEAD": 2}
 
 
 def test_a_busy_store_is_an_error_and_no_old_answer(zone: RawZone, store_proxy: StoreProxy) -> None:

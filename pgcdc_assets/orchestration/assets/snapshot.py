@@ -186,7 +186,7 @@ def source_metadata(zone: RawZone, report: SnapshotReport) -> dict[str, Any]:
     relation = zone.source_relations(report.epoch).newest_relation(report.name)
     columns = dg.TableSchema(columns=[])
     if relation is not None:
-        comments = zone.definitions.read(report.epoch).comments(relation.relation_id)
+        comments = zone.definitions.newest(report.epoch).comments(relation.relation_id)
         columns = source_column_schema(relation, comments)
     return {
         "dagster/column_schema": columns,

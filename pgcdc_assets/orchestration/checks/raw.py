@@ -345,7 +345,7 @@ def seen_identities(zone: RawZone, capture: CdcCapture) -> dict[str, ReplicaIden
     A table that the poll did not find counts as usable, because other checks report missing tables.
     """
     epoch = zone.epochs.latest()
-    looks = {} if epoch is None else zone.definitions.read(epoch.epoch).tables
+    looks = {} if epoch is None else zone.definitions.newest(epoch.epoch).tables
     seen = {one.table: one.definition for one in looks.values()}
     return {
         table.qualified_name: usable_identity(seen[table.name].relation)

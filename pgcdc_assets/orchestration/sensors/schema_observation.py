@@ -79,5 +79,5 @@ def _column_schema(zone: RawZone, event: SchemaEvent) -> dict[str, Any]:
     if not versions:
         return {}
     newest = max(versions, key=lambda version: (version.lsn, version.version))
-    comments = zone.definitions.read(event.epoch).comments(event.relation_id)
+    comments = zone.definitions.newest(event.epoch).comments(event.relation_id)
     return {"dagster/column_schema": source_column_schema(newest.relation, comments)}
