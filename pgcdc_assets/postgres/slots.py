@@ -58,8 +58,7 @@ select s.slot_name, s.plugin, s.slot_type, s.database, s.temporary, s.active_pid
        age(s.catalog_xmin),
        c.current_lsn::text, c.in_recovery, clock_timestamp(),
        extract(epoch from r.flush_lag)::float8,
-       coalesce((to_jsonb(s) ->> 'two_phase')::bool, false)
-         and current_setting('server_version_num')::int >= 150000,
+       s.two_phase and current_setting('server_version_num')::int >= 150000,
        coalesce((to_jsonb(s) ->> 'synced')::bool, false),
        coalesce((to_jsonb(s) ->> 'failover')::bool, false),
        d.total_txns, d.stats_reset is not null,

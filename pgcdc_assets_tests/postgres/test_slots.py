@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Any
 
 import psycopg2
 import pytest
 from psycopg2.extras import LogicalReplicationConnection
 
+from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConfigurationError, SlotBusy
-from pgcdc_assets.postgres.connection import query_connection
+from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.slot_peeks import claim_slot, has_publication_gap
 from pgcdc_assets.postgres.slots import (
     SlotStatus,
@@ -34,11 +36,7 @@ def _held(database: Database, slot: str) -> Iterator[None]:
     The walsender starts at the end of the WAL: earlier changes may belong to no publication, which
     would end it on Postgres 17 and older.
     """
-    stream = psycopg2.connect(
-        database.settings("shop").conninfo_for("capture", replication=True),
-        connection_factory=LogicalReplicationConnection,
-    )
-    with closing(stream), stream.cursor() as cursor:
+    with closing(_connect(database)) as stream, stream.cursor() as cursor:
         cursor.start_replication(
             slot,
             start_lsn=database.value("select pg_current_wal_insert_lsn()::text"),
@@ -47,6 +45,11 @@ def _held(database: Database, slot: str) -> Iterator[None]:
         wait_until(lambda: _is_held(database, slot), "the walsender to hold the slot")
         yield
     wait_until(lambda: not _is_held(database, slot), "the walsender to end")
+
+
+def _connect(database: Database) -> LogicalReplicationConnection:
+    conninfo = database.settings("shop").conninfo_for("capture", replication=True)
+    return psycopg2.connect(conninfo, connection_factory=LogicalReplicationConnection)
 
 
 def _is_held(database: Database, slot: str) -> bool:
@@ -165,6 +168,50 @@ def test_the_reader_of_a_slot_is_named(database: Database) -> None:
             drop_slot(conn, slot)
         assert busy.value.slot == slot
         assert busy.value.application_name == "pgcdc capture shop"
+
+
+@pytest.mark.every_pg
+def test_the_lag_in_seconds_is_that_of_the_slot_s_own_reader(database: Database) -> None:
+    """The reader of the other slot confirms nothing, so the server knows no lag of it."""
+    settings = database.settings("shop")
+    database.execute("create table t (id int)")
+    database.execute("create publication pub for all tables")
+    slots = [f"{name}_{database.name}" for name in ("s", "other")]
+    for slot in slots:
+        with create_slot(settings, slot):
+            pass
+    with query_connection(settings, "sensor") as conn, closing(_connect(database)) as stream:
+        with stream.cursor() as cursor, _held(database, slots[1]):
+            options = {"proto_version": "1", "publication_names": "pub"}
+            cursor.start_replication(slots[0], options=options)
+            reader: Any = cursor
+
+            def with_lag() -> SlotStatus | None:
+                database.execute("insert into t values (1)")
+                while (message := reader.read_message()) is not None:
+                    reader.send_feedback(flush_lsn=message.data_start, force=True)
+                status = read_slot_status(conn, slots[0])
+                assert status is not None
+                return status if status.lag_seconds else None
+
+            assert 0 < (wait_until(with_lag, "the lag of the reader").lag_seconds or 0) < 60
+            other = read_slot_status(conn, slots[1])
+            assert other is not None and other.lag_seconds is None
+
+
+def test_statistics_are_lost_by_a_crash_and_not_by_a_restart(own_server: EmbeddedServer) -> None:
+    own_server.start()
+    with query_connection(ConnectionSettings(own_server.conninfo()), "sensor") as conn:
+        with conn.cursor() as cursor:
+            cursor.execute("select pg_create_logical_replication_slot('s', 'pgoutput')")
+    seen = []
+    for mode in ("fast", "immediate", "fast"):
+        own_server.restart(mode)
+        with query_connection(ConnectionSettings(own_server.conninfo()), "sensor") as conn:
+            status = read_slot_status(conn, "s")
+        assert status is not None
+        seen.append(status.may_have_crashed)
+    assert seen == [False, True, False]
 
 
 def test_a_slot_is_dropped_once(database: Database) -> None:
