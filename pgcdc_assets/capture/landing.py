@@ -20,7 +20,7 @@ from pgcdc_assets.errors import ProtocolError, TransientError
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.postgres.lease import Lease
 from pgcdc_assets.postgres.timelines import server_timeline
-from pgcdc_assets.protocol.frames import HEAD_BYTES, FramingError, MessageBatch
+from pgcdc_assets.protocol.frames import FramingError, MessageBatch
 from pgcdc_assets.protocol.parked_rows import ParkedRows
 from pgcdc_assets.raw.schema_events import STREAM, SchemaChange, SchemaEvent
 from pgcdc_assets.raw.window_summary import WindowSummary
@@ -111,7 +111,8 @@ class Landing:
                 meter.enter(Phase.WRITING)
                 yield decoded
                 meter.enter(Phase.DECODING)
-            byte_count = _size(batch) - _size(decoder.rest)
+            later = 0 if decoder.rest is None else decoder.rest.size_bytes
+            byte_count = batch.size_bytes - later
             self.bytes_decoded += byte_count
             meter.add(byte_count=byte_count)
             failpoints.reach(failpoints.MID_STREAM)
@@ -175,13 +176,6 @@ class Landing:
         failpoints.reach(failpoints.AFTER_PREPARED_COMMIT)
         self.lease.verify()
         self.work.check()
-
-
-def _size(batch: MessageBatch | None) -> int:
-    """Return the bytes of a batch's messages with their heads."""
-    if batch is None:
-        return 0
-    return int((batch.ends - batch.starts).sum()) + HEAD_BYTES * len(batch.starts)
 
 
 def parked_events(epoch: int, parked: Mapping[int, ParkedRows]) -> list[SchemaEvent]:

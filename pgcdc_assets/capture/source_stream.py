@@ -56,7 +56,7 @@ class SourceStream:
         self.position = position
         zone = self._zone = captured.zone
         self._epoch = epoch
-        self._read_look = cache(lambda: zone.definitions.read(self._epoch))
+        self._read_look = cache(lambda: zone.definitions.newest(self._epoch))
         self._catalog = CatalogResolver(captured.settings, conn, captured.publication, self._known)
         self._schema: SchemaWatch | None = None
         encoding = stored_encoding(conn) if stream.is_as_stored else None
@@ -156,9 +156,9 @@ class SourceStream:
         self.archive.end_window(self.decoder, window)
         self.position = window.end
         later, self._hand, self._has_changes = self._hand, deque(), False
-        if self.decoder.rest is not None:
-            self._keep(self.decoder.rest)
-        for batch in later:
+        rest = self.decoder.rest
+        assert rest is not None, "the decoder has reached the window's end"
+        for batch in (rest, *later):
             self._keep(batch)
 
     def warnings(self) -> Counter[str]:

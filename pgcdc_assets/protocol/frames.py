@@ -65,6 +65,11 @@ class MessageBatch(NamedTuple):
         joined = b"".join([*payloads, bytes(SLACK_BYTES)])
         return cls(np.frombuffer(joined, np.uint8), ends - lengths, ends)
 
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of the payloads with the heads of their messages."""
+        return int((self.ends - self.starts).sum()) + HEAD_BYTES * len(self.starts)
+
 
 class FramingError(ProtocolError):
     """Bytes of a connection that are not frames of a stream.

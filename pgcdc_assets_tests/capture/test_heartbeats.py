@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +23,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import TableName, quoted
 from pgcdc_assets_tests.support.captures import Capturing
+from pgcdc_assets_tests.support.proxy import TcpProxy
 from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = pytest.mark.postgres
@@ -109,6 +111,23 @@ def test_a_row_names_the_owner_and_advances_while_a_session_is_idle(beating: Cap
         session.land(beating.window())
     captured = beating.zone.changes.captured_heartbeat(1, table_id)
     assert captured is not None and first < captured <= _heartbeat(beating)
+
+
+@pytest.mark.sampled
+def test_heartbeats_continue_after_an_outage(beating: Capturing, proxy: TcpProxy) -> None:
+    """During the outage the session has no stream."""
+    through = beating.through(proxy.conninfo(beating.conninfo))
+    limits = replace(ROWS, resume_seconds=30, resume_pause_seconds=0.2)
+    with _session(through, limits, []) as session:
+        session.land(beating.window())
+        proxy.cut()
+        proxy.refuse()
+        end = threading.Timer(2.5, proxy.refuse, (False,))
+        end.start()
+        session.land(beating.window())
+        end.join()
+        before = _heartbeat(beating)
+        wait_until(lambda: _heartbeat(beating) > before, "a heartbeat after the outage")
 
 
 def test_heartbeats_that_fail_are_reported_once_and_do_not_end_the_capture(

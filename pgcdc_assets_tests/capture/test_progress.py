@@ -59,6 +59,7 @@ def test_a_session_reports_its_source_and_where_its_time_goes(capturing: Capturi
     assert after.lag_bytes is not None
     assert not any(SECRET in str(report) for report in reports)
     phases = landed.phase_seconds
+    assert phases[Phase.CONNECTING] > 0
     assert phases[Phase.WAITING] > 0 and phases[Phase.DECODING] > 0
     assert phases[Phase.WRITING] > 0 and phases[Phase.COMMITTING] > 0
     assert sum(phases.values()) == pytest.approx(landed.seconds, abs=0.2)

@@ -119,6 +119,12 @@ def test_an_update_of_an_untracked_column_opens_no_version_and_is_kept(
         (2, "a", "x", False),
         (2, "b", "z", True),
     ]
+    # One change of a row of the table.
+    landing.land([update("1", "1", "a", "1.00", "w")])
+    (report,) = merge_tables(spark, zone, [target], landing.windows[-1])
+    assert isinstance(report, MergeReport), report.error
+    rows = spark.read.format("delta").load(report.path).where("id = 1").collect()
+    assert [(r.doc, r.note, r._is_current) for r in rows] == [("a", "w", True)]
 
 
 @pytest.mark.sampled

@@ -34,6 +34,12 @@ def payloads_of(batch: frames.MessageBatch) -> list[bytes]:
     ]
 
 
+def test_the_size_of_a_batch_has_the_heads_of_its_messages() -> None:
+    """A head has a type of one byte and a length of four."""
+    assert frames.MessageBatch.of([]).size_bytes == 0
+    assert frames.MessageBatch.of([b"abc", b"", b"de"]).size_bytes == 3 + 2 + 3 * 5
+
+
 @settings(max_examples=300, deadline=None)
 @given(_payloads, st.integers(0, 300))
 def test_every_complete_frame_is_found_for_any_end_of_the_bytes(
