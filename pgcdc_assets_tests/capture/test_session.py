@@ -254,6 +254,29 @@ def test_a_session_knows_whether_changes_have_arrived_behind_its_last_window(
     assert capturing.texts("t") == [["1"]]
 
 
+def test_an_idle_session_keeps_the_last_batch_without_a_row(capturing: Capturing) -> None:
+    """A12: a quiet publication on a busy server must not fill the memory with keepalives."""
+    capturing.begin("create table t (id int)", "create unlogged table other (id int)")
+    with capturing.session() as session:
+        session.land(capturing.window())
+        pid = capturing.status().active_pid
+        for _ in range(10):
+            capturing.database.execute("insert into other values (1)")
+            end = capturing.flush_lsn()
+
+            def is_sent(end: Lsn = end) -> bool:
+                assert not session.has_changes()
+                sent = "select sent_lsn::text from pg_stat_replication where pid = %s"
+                return Lsn.parse(capturing.database.value(sent, (pid,))) >= end
+
+            wait_until(is_sent, "the walsender")
+        source = session._connections.source
+        assert source is not None and len(source._hand) <= 2
+        capturing.database.execute("insert into t values (1)")
+        assert session.land(capturing.window()).row_count == 1
+        assert session.finish()
+
+
 def test_a_session_whose_stream_has_ended_does_not_know_of_changes(capturing: Capturing) -> None:
     capturing.begin("create table t (id int)")
     with capturing.session(RESUMED) as session:
