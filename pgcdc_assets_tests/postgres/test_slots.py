@@ -375,6 +375,7 @@ def test_each_property_of_a_slot_is_that_of_the_server(database: Database) -> No
         assert not (plain.has_failover or two_phase.has_failover)
         assert not (plain.is_synced or two_phase.is_synced)
         assert (failover is not None and failover.has_failover) is (version >= 17)
+        assert failover is None or not failover.is_synced
         # An inactive slot has no reader, and its time since Postgres 17.
         assert plain.active_application_name == "pgcdc capture shop"
         assert two_phase.active_application_name is None
