@@ -23,6 +23,10 @@ def _numeric(precision: int, scale: int) -> int:
     return (precision << 16 | (scale & 0x7FF)) + 4
 
 
+def _at(attnum: int, name: str) -> Column:
+    return replace(column(name, "int4"), attnum=attnum)
+
+
 def _versions(*relations: Relation) -> list[RelationVersion]:
     return [RelationVersion(1, i, Lsn(i), r) for i, r in enumerate(relations, 1)]
 
@@ -248,6 +252,28 @@ def test_a_history_keeps_a_dropped_column_under_a_unique_name() -> None:
 
 
 @pytest.mark.parametrize(
+    ("source", "is_dropped", "present", "retained"),
+    [
+        # Another column of the relation has the name now.
+        ("1/1000.2", False, _at(4, "v"), ["v_dropped_2"]),
+        # The catalog no longer has the attnum of the column.
+        ("1/1000.2", False, replace(_at(4, "v"), attnum=None), []),
+        # Columns of another epoch and of an earlier table are matched by their names.
+        ("0/1000.2", False, _at(4, "v"), []),
+        ("1/999.2", False, _at(4, "V"), []),
+        ("0/1000.2", False, _at(4, "w"), ["v"]),
+        ("0/1000.2", True, _at(4, "v"), ["v_dropped_2"]),
+    ],
+)
+def test_a_column_of_the_table_is_dropped_if_no_column_of_the_source_continues_it(
+    source: str, is_dropped: bool, present: Column, retained: list[str]
+) -> None:
+    past = TableColumn("v", "string", "text", source, is_dropped=is_dropped)
+    schema = _schema_of_past(relation(column("id"), present), past=(past,))
+    assert [field.name for field in schema.fields if field.is_retained] == retained
+
+
+@pytest.mark.parametrize(
     ("kind", "name", "typmod", "shown"),
     [
         ("numeric", "numeric", (18 << 16 | 9) + 4, "numeric(18,9)"),
@@ -270,10 +296,6 @@ def _with_default(relation: Relation, text: str, attribute_count: int | None = N
     return replace(
         relation, columns=(*relation.columns[:-1], last), attribute_count=attribute_count
     )
-
-
-def _at(attnum: int, name: str) -> Column:
-    return replace(column(name, "int4"), attnum=attnum)
 
 
 @pytest.mark.parametrize(
