@@ -283,11 +283,17 @@ class _Crew:
         finally:
             self._pool.stopping.set()
             deadline = time.monotonic() + _END_SECONDS
-            while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
-                for reader in self._readers:
-                    reader.cancel()
+            while True:
+                # A cancellation holds the interpreter's lock until the server answers. A thread that
+                # ends by itself needs none.
                 for thread in threads:
                     thread.join(0.1)
+                pairs = zip(self._readers, threads, strict=False)
+                busy = [reader for reader, thread in pairs if thread.is_alive()]
+                if not busy or time.monotonic() > deadline:
+                    break
+                for reader in busy:
+                    reader.cancel()
 
     def next_outcome(self) -> Outcome:
         """Wait for the result of the next table."""
