@@ -284,8 +284,7 @@ class _Crew:
             self._pool.stopping.set()
             deadline = time.monotonic() + _END_SECONDS
             while True:
-                # A cancellation holds the interpreter's lock until the server answers. A thread that
-                # ends by itself needs none.
+                # A cancellation holds the interpreter's lock until the server answers.
                 for thread in threads:
                     thread.join(0.1)
                 pairs = zip(self._readers, threads, strict=False)
