@@ -6,24 +6,19 @@ the machine. The publication has ten small tables, of which one changes in each 
 
 from __future__ import annotations
 
-import os
 import statistics
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from unittest.mock import patch
 
 from benchmarks.orders import SCHEMA, OrderBook
+from benchmarks.proxied_store import proxied_store
 from benchmarks.raw_orders import CAPTURE, EPOCH, RawOrders
 from benchmarks.results import Result
 from benchmarks.scale import scaled
 from benchmarks.side_by_side import merge_ours
 from benchmarks.source import log
-from pgcdc_assets.demo.object_store import ObjectStore
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.resources import SparkResource
 from pgcdc_assets.orchestration.state import read_state
@@ -44,11 +39,8 @@ Counts = list[Counter[str]]
 
 def run() -> Iterator[Result]:
     """Measure each action in one process, as in a run of many windows."""
-    with tempfile.TemporaryDirectory() as folder, ObjectStore(Path(folder)) as store:
-        proxy = StoreProxy(store.port)
-        variables = {**store.environment, "AWS_ENDPOINT_URL": proxy.endpoint}
-        with closing(proxy), patch.dict(os.environ, variables):
-            yield from _measure(proxy, Lake(store.lake))
+    with proxied_store() as (proxy, lake):
+        yield from _measure(proxy, lake)
 
 
 def _measure(proxy: StoreProxy, lake: Lake) -> Iterator[Result]:

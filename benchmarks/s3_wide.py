@@ -7,22 +7,18 @@ with one table at a time. All steps run in one process, as in a run of many wind
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from functools import partial
-from pathlib import Path
 from unittest.mock import patch
 
 from benchmarks.orders import SCHEMA, OrderBook
+from benchmarks.proxied_store import proxied_store
 from benchmarks.raw_orders import CAPTURE, RawOrders
 from benchmarks.results import Result
 from benchmarks.scale import scaled
 from benchmarks.side_by_side import merge_ours, timed
 from benchmarks.turns import in_turns
-from pgcdc_assets.demo.object_store import ObjectStore
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.merge.build_tasks import build_tasks
 from pgcdc_assets.orchestration.resources import SparkResource
@@ -44,11 +40,8 @@ _UNIT = "s"
 
 def run() -> Iterator[Result]:
     """Measure landings, plans, merges and ticks."""
-    with tempfile.TemporaryDirectory() as folder, ObjectStore(Path(folder)) as store:
-        proxy = StoreProxy(store.port)
-        variables = {**store.environment, "AWS_ENDPOINT_URL": proxy.endpoint}
-        with closing(proxy), patch.dict(os.environ, variables):
-            yield from _measure(proxy, Lake(store.lake))
+    with proxied_store() as (proxy, lake):
+        yield from _measure(proxy, lake)
 
 
 def _measure(proxy: StoreProxy, lake: Lake) -> Iterator[Result]:
@@ -68,6 +61,10 @@ def _measure(proxy: StoreProxy, lake: Lake) -> Iterator[Result]:
 
     def merge() -> None:
         merge_ours(spark, raw, names, windows[-1])
+
+    def of_all(measure: Callable[[Callable[[], None]], float]) -> float:
+        land(names)
+        return measure(merge)
 
     def tick() -> None:
         read_state(RawZone(lake, CAPTURE), capture)
@@ -89,12 +86,11 @@ def _measure(proxy: StoreProxy, lake: Lake) -> Iterator[Result]:
                         seconds[side].append(found)
                 seconds["merge"].append(timed(merge))
                 everywhere = {
-                    "merge_all": partial(timed, merge),
-                    "merge_all_by_one": partial(_timed_one_by_one, merge),
+                    "merge_all": partial(of_all, timed),
+                    "merge_all_by_one": partial(of_all, _timed_one_by_one),
                 }
-                for side, act in everywhere.items() if number % 2 else reversed(everywhere.items()):
-                    land(names)
-                    seconds[side].append(act())
+                for side, found in in_turns(everywhere, number).items():
+                    seconds[side].append(found)
     finally:
         spark.stop()
     yield Result.reported("s3_window_at_20_ms", seconds["window"], _UNIT)

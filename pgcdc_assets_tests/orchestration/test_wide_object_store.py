@@ -17,7 +17,7 @@ from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.side_by_side import AT_A_TIME, map_tables
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
-from pgcdc_assets_tests.support.raw.rows import EPOCH
+from pgcdc_assets_tests.support.raw.rows import zone_with_window
 
 TABLES = tuple(CdcTable("shop", f"t{number}") for number in range(AT_A_TIME))
 
@@ -25,10 +25,7 @@ TABLES = tuple(CdcTable("shop", f"t{number}") for number in range(AT_A_TIME))
 @pytest.fixture
 def zone(s3_lake: Lake) -> RawZone:
     """Return a raw zone with an epoch and a window."""
-    zone = RawZone(s3_lake, "c")
-    zone.epochs.append(EPOCH)
-    zone.changes.land(LsnWindow.of(1, 0, 100), [])
-    return zone
+    return zone_with_window(s3_lake)
 
 
 class Meeting:

@@ -151,11 +151,10 @@ def test_the_reader_of_a_slot_is_named(database: Database) -> None:
     database.execute("create publication pub")
     with create_slot(settings, slot):
         pass
-    stream = psycopg2.connect(
-        settings.conninfo_for("capture", replication=True),
-        connection_factory=LogicalReplicationConnection,
-    )
-    with closing(stream), query_connection(settings, "sensor") as conn:
+    with (
+        closing(_connect(database)) as stream,
+        query_connection(settings, "sensor") as conn,
+    ):
         with stream.cursor() as cursor:
             cursor.start_replication(
                 slot, options={"proto_version": "1", "publication_names": "pub"}

@@ -11,7 +11,7 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction
 
 from pgcdc_assets.errors import RawZoneError
-from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.raw import log_tail
 from pgcdc_assets.raw.delta_log import commit_path
 from pgcdc_assets.raw.files import filesystem
@@ -20,23 +20,13 @@ from pgcdc_assets.raw.log_cleanup import shorten_log
 from pgcdc_assets.raw.log_table import LogTable
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.object_store import StoreProxy
-from pgcdc_assets_tests.support.raw.rows import EPOCH
+from pgcdc_assets_tests.support.raw.rows import land_empty, zone_with_window
 
 
 @pytest.fixture
 def zone(s3_lake: Lake) -> RawZone:
     """Return a raw zone with an epoch and a window."""
-    zone = RawZone(s3_lake, "c")
-    zone.epochs.append(EPOCH)
-    land(zone, 0)
-    return zone
-
-
-def land(zone: RawZone, number: int) -> Lsn:
-    """Land an empty window; return its end."""
-    window = LsnWindow.of(1, number * 100, number * 100 + 100)
-    assert not zone.changes.land(window, []).already_landed
-    return window.end
+    return zone_with_window(s3_lake)
 
 
 _LAND = """
@@ -85,7 +75,7 @@ def test_each_window_needs_the_same_requests(zone: RawZone, store_proxy: StorePr
     counts = []
     for number in range(1, 40):
         store_proxy.forget()
-        land(zone, number)
+        land_empty(zone, number)
         counts.append(store_proxy.counts())
     assert all(each == counts[0] for each in counts), counts
     assert counts[0].total() <= 15
@@ -94,7 +84,7 @@ def test_each_window_needs_the_same_requests(zone: RawZone, store_proxy: StorePr
 @pytest.mark.sampled
 def test_windows_are_landed_across_checkpoints(zone: RawZone) -> None:
     for number in range(1, 104):
-        end = land(zone, number)
+        end = land_empty(zone, number)
     assert any("00000099.checkpoint" in path for path in log_of(zone))
     assert zone.changes.captured_through(1) == end
     fresh = DeltaTable(zone.changes.table.uri, storage_options=zone.lake.delta_options)
@@ -104,11 +94,11 @@ def test_windows_are_landed_across_checkpoints(zone: RawZone) -> None:
 def test_a_window_of_another_process_is_noticed(zone: RawZone) -> None:
     land_elsewhere(zone, 100, 200)
     assert zone.changes.land(LsnWindow.of(1, 100, 200), []).already_landed
-    land(zone, 2)
+    land_empty(zone, 2)
     land_elsewhere(zone, 300, 400)
     with pytest.raises(RawZoneError, match="overlaps"):
         zone.changes.land(LsnWindow.of(1, 300, 500), [])
-    assert land(zone, 4) == zone.changes.captured_through(1)
+    assert land_empty(zone, 4) == zone.changes.captured_through(1)
 
 
 def test_a_window_of_another_process_during_the_landing_is_noticed(zone: RawZone) -> None:
@@ -126,8 +116,8 @@ def test_a_landing_that_fails_is_repeated(zone: RawZone) -> None:
     for _ in range(2):
         with pytest.raises(RuntimeError):
             zone.changes.land(LsnWindow.of(1, 100, 200), [], fail)
-    assert land(zone, 1) == 200
-    assert land(zone, 2) == zone.changes.captured_through(1)
+    assert land_empty(zone, 1) == 200
+    assert land_empty(zone, 2) == zone.changes.captured_through(1)
 
 
 def restore_and_grow(zone: RawZone, backup: dict[str, bytes], ends: list[int]) -> None:
@@ -140,10 +130,10 @@ def restore_and_grow(zone: RawZone, backup: dict[str, bytes], ends: list[int]) -
 @pytest.mark.parametrize("ends", [[250, 260], [250, 260, 270]])
 def test_the_log_of_a_backup_with_other_commits_is_noticed(zone: RawZone, ends: list[int]) -> None:
     """The restored log has the version that the process knows, or a later version."""
-    land(zone, 1)
+    land_empty(zone, 1)
     backup = log_of(zone)
-    land(zone, 2)
-    land(zone, 3)
+    land_empty(zone, 2)
+    land_empty(zone, 3)
     assert zone.changes.captured_through(1) == 400
     restore_and_grow(zone, backup, ends)
     assert zone.changes.captured_through(1) == ends[-1]
@@ -154,14 +144,14 @@ def test_the_log_of_a_backup_with_other_commits_is_noticed(zone: RawZone, ends: 
 
 def test_a_log_whose_known_entries_were_removed_is_read_again(zone: RawZone) -> None:
     for number in range(1, 4):
-        land(zone, number)
+        land_empty(zone, number)
     table = zone.changes.table.load()
     assert table is not None
     shorten_log(zone.changes.table, table)
     for version in range(table.version()):
         files_of(zone).delete_file(commit_path(version))
     assert zone.changes.captured_through(1) == 400
-    assert land(zone, 4) == zone.changes.captured_through(1)
+    assert land_empty(zone, 4) == zone.changes.captured_through(1)
 
 
 def add_transaction(table: DeltaTable, name: str, version: int) -> None:
@@ -208,4 +198,4 @@ def test_a_store_without_tags_is_map_tables_time(
 
     for number, error in enumerate((KeyError, TypeError, OSError), start=1):
         monkeypatch.setattr(log_tail, "_tag", untagged(error))
-        assert land(zone, number) == zone.changes.captured_through(1)
+        assert land_empty(zone, number) == zone.changes.captured_through(1)

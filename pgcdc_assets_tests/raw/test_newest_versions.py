@@ -19,23 +19,13 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.object_store import StoreProxy
 from pgcdc_assets_tests.support.object_store_proxy import Fault
-from pgcdc_assets_tests.support.raw.rows import EPOCH, relation
+from pgcdc_assets_tests.support.raw.rows import land_empty, relation, zone_with_window
 
 
 @pytest.fixture
 def zone(s3_lake: Lake) -> RawZone:
     """Return a raw zone with an epoch and a window."""
-    zone = RawZone(s3_lake, "c")
-    zone.epochs.append(EPOCH)
-    land(zone, 0)
-    return zone
-
-
-def land(zone: RawZone, number: int) -> Lsn:
-    """Land an empty window; return its end."""
-    window = LsnWindow.of(1, number * 100, number * 100 + 100)
-    zone.changes.land(window, [])
-    return window.end
+    return zone_with_window(s3_lake)
 
 
 def again(zone: RawZone) -> RawZone:
@@ -63,7 +53,7 @@ def test_polling_asks_for_the_newest_commit_alone(zone: RawZone, store_proxy: St
 @pytest.mark.sampled
 def test_each_landing_is_noticed(zone: RawZone) -> None:
     for number in range(1, 13):
-        end = land(again(zone), number)
+        end = land_empty(again(zone), number)
         assert zone.changes.captured_through(1) == end
         assert len(zone.changes.windows(1)) == number + 1
 
@@ -125,4 +115,4 @@ def test_a_busy_store_is_an_error_and_no_old_answer(zone: RawZone, store_proxy: 
     assert zone.changes.captured_through(1) == 100
     with store_proxy.making(Fault("cut")), pytest.raises(TransientError):
         zone.changes.captured_through(1)
-    assert land(zone, 1) == zone.changes.captured_through(1)
+    assert land_empty(zone, 1) == zone.changes.captured_through(1)

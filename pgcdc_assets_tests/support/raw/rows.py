@@ -12,6 +12,7 @@ from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets.raw import schema
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.files import WrittenFile
+from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.ranges import LandedRange
 from pgcdc_assets.raw.scan import scan_changes
 from pgcdc_assets.raw.zone import RawZone
@@ -69,6 +70,21 @@ def landed(zone: RawZone, epoch: int = 1) -> list[tuple[int, int]]:
         zone.changes.table, epoch=epoch, start=0, end=2**62, columns=["commit_lsn", "ordinal"]
     )
     return sorted((r["commit_lsn"], r["ordinal"]) for piece in rows for r in piece.to_pylist())
+
+
+def zone_with_window(lake: Lake) -> RawZone:
+    """Return a raw zone with an epoch and an empty window."""
+    zone = RawZone(lake, "c")
+    zone.epochs.append(EPOCH)
+    land_empty(zone, 0)
+    return zone
+
+
+def land_empty(zone: RawZone, number: int) -> Lsn:
+    """Land an empty window; return its end."""
+    window = LsnWindow.of(1, number * 100, number * 100 + 100)
+    assert not zone.changes.land(window, []).already_landed
+    return window.end
 
 
 def relation(table: str = "orders", relation_id: int = 16400, *names: str) -> Relation:
