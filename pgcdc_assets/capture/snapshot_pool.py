@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -284,15 +285,15 @@ class _Crew:
             self._pool.stopping.set()
             deadline = time.monotonic() + _END_SECONDS
             while True:
-                # A cancellation holds the interpreter's lock until the server answers.
                 for thread in threads:
                     thread.join(0.1)
                 pairs = zip(self._readers, threads, strict=False)
                 busy = [reader for reader, thread in pairs if thread.is_alive()]
                 if not busy or time.monotonic() > deadline:
                     break
-                for reader in busy:
-                    reader.cancel()
+                with ThreadPoolExecutor(len(busy)) as cancelling:
+                    # In threads: a server that does not answer costs seconds each time.
+                    list(cancelling.map(SnapshotReader.cancel, busy))
 
     def next_outcome(self) -> Outcome:
         """Wait for the result of the next table."""

@@ -17,6 +17,7 @@ from psycopg2 import sql
 from psycopg2.errors import UndefinedColumn, UndefinedTable
 
 from pgcdc_assets.errors import ConnectionLost, PgcdcError, SnapshotEnded, TableChanged
+from pgcdc_assets.postgres.backend_cancellation import cut, end_session
 from pgcdc_assets.postgres.catalog import PublishedTable
 from pgcdc_assets.postgres.connection import (
     ConnectionSettings,
@@ -203,7 +204,7 @@ class SnapshotReader:
                 query, sql.Literal(conn.get_parameter_status("server_encoding"))
             )
             with contextlib.closing(
-                copy_chunks(conn, statement.as_string(conn), self._chunk_bytes)
+                copy_chunks(self._settings, conn, statement.as_string(conn), self._chunk_bytes)
             ) as chunks:
                 for chunk in chunks:
                     rows = decode_copy_text(chunk, column_count, self._encoding)
@@ -276,11 +277,12 @@ class SnapshotReader:
             return None
 
     def cancel(self) -> None:
-        """Cancel the statement that another thread runs on this connection, if any."""
+        """End the read of another thread, and its connections, also if the server is silent."""
         conn = self._conn
+        for current in self._current:
+            cut(current)
         if conn is not None:
-            with contextlib.suppress(psycopg2.Error):
-                conn.cancel()
+            end_session(self._settings, conn)
 
     def _connections(self) -> tuple[Connection, tuple[Connection, ...]]:
         """Return a connection that reads as of the snapshot, and those that read the present.

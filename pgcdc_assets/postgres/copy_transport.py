@@ -25,9 +25,10 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
 import numpy as np
-import psycopg2
 
 from pgcdc_assets.errors import ProtocolError
+from pgcdc_assets.postgres.backend_cancellation import end_session
+from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.copy_text import CopyChunk
 from pgcdc_assets.postgres.stream.socket_transport import server_error, timeval
 from pgcdc_assets.postgres.stream.transport import ServerError
@@ -59,13 +60,14 @@ _Put = Callable[[CopyChunk], None]
 
 
 def copy_chunks(
-    conn: Connection, statement: str, chunk_bytes: int = CHUNK_BYTES
+    settings: ConnectionSettings, conn: Connection, statement: str, chunk_bytes: int = CHUNK_BYTES
 ) -> Generator[CopyChunk, None, None]:
     """Run a COPY TO STDOUT in text format, and yield its rows.
 
-    Closing the iterator early cancels the statement. Close the connection afterwards.
+    Closing the iterator early ends the statement and the session. Close the connection afterwards.
 
     Args:
+        settings: the server and role of the connection.
         conn: a connection in autocommit mode, or inside a transaction that was begun by a
             statement. No other thread uses the connection during the COPY.
         statement: the COPY statement.
@@ -109,8 +111,7 @@ def copy_chunks(
         is_finished = True
     finally:
         if not is_finished:
-            with contextlib.suppress(psycopg2.Error):
-                conn.cancel()
+            end_session(settings, conn)
             while take() is not None:
                 pass
         reader.join()

@@ -17,10 +17,9 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import psycopg2
-
 from pgcdc_assets.error_text import first_line
 from pgcdc_assets.errors import ConfigurationError, PgcdcError, TransientError
+from pgcdc_assets.postgres.backend_cancellation import cancel_statement
 from pgcdc_assets.postgres.blocking_transactions import oldest_blocking_transaction
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 
@@ -108,8 +107,7 @@ class StandbyCreation:
         # Repeated: a cancel before the command has begun has no effect.
         while not done.wait(_CANCEL_SECONDS):
             self._is_over = True
-            with contextlib.suppress(psycopg2.Error):
-                self._connection.cancel()
+            cancel_statement(self._settings, self._connection)
 
     def _write_records(
         self, primary: ConnectionSettings, done: threading.Event, end: float

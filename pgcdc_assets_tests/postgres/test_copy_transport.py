@@ -34,7 +34,7 @@ def test_one_large_row_waits_while_another_one_is_decoded(
     with database.connect(autocommit=False) as connection:
         assert isinstance(connection, psycopg2.extensions.connection)
         connection.cursor().execute("select 1")
-        chunks = copy_chunks(connection, query, 100_000)
+        chunks = copy_chunks(database.settings(), connection, query, 100_000)
         first = next(chunks)
         time.sleep(0.5)
         assert len(received) == 2
@@ -49,6 +49,12 @@ def test_the_end_of_a_reply_is_not_awaited(database: Database) -> None:
     with database.connect() as connection:
         for _ in range(20):
             began = time.monotonic()
-            assert sum(len(chunk.source) for chunk in copy_chunks(connection, query)) > 1_000_000
+            assert (
+                sum(
+                    len(chunk.source)
+                    for chunk in copy_chunks(database.settings(), connection, query)
+                )
+                > 1_000_000
+            )
             taken.append(time.monotonic() - began)
     assert min(taken) < 0.05

@@ -138,7 +138,7 @@ def test_a_dropped_database_ends_the_sessions_of_its_standby(source: Source) -> 
 
     def copy() -> None:
         with contextlib.closing(connect(settings, "copy")) as conn:
-            list(copy_chunks(conn, "copy (select pg_sleep(300)) to stdout"))
+            list(copy_chunks(settings, conn, "copy (select pg_sleep(300)) to stdout"))
 
     def query() -> None:
         with query_connection(settings, "query", statement_timeout_ms=0) as conn:

@@ -319,7 +319,7 @@ def test_a_session_that_was_idle_in_a_conflict_says_so(source: Source) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("pgcdc_assets.postgres.copy_transport._is_encrypted", lambda _: False)
             with pytest.raises(ServerError) as ended:
-                list(copy_chunks(raw, "copy public.t to stdout"))
+                list(copy_chunks(source.standby.settings(), raw, "copy public.t to stdout"))
         assert ended.value.sqlstate == "40001"
         with pytest.raises(SnapshotEnded, match="the replay of WAL was in conflict"):
             list(reader.read(table))
