@@ -122,7 +122,7 @@ def _send(request: _Request) -> bool:
 def _same_server(connection: Connection) -> dict[str, str]:
     """Return the parameters that lead to the server of a session, of several in its settings."""
     info = connection.info
-    where = {"host": info.host, "port": str(info.port), "target_session_attrs": "any"}
+    where = {"host": info.host, "port": str(info.port)}
     with _socket(connection) as shared:
         is_local = shared.family == socket.AF_UNIX
         return where | {"hostaddr": "" if is_local else shared.getpeername()[0]}

@@ -29,10 +29,10 @@ from pgcdc_assets_tests.support.waits import wait_until
 pytestmark = pytest.mark.postgres
 
 SESSIONS = """
-select count(*) from pg_stat_activity
+  from pg_stat_activity
  where application_name = 'pgcdc copy test' and datname = current_database()
 """
-SLEEPING = f"{SESSIONS} and wait_event = 'PgSleep'"
+SLEEPING = f"select count(*) {SESSIONS} and wait_event = 'PgSleep'"
 ROWS = "copy (select repeat('x', 1000) from generate_series(1, 300000)) to stdout"
 
 # Two time limits of a request, and what a busy machine needs.
@@ -69,7 +69,11 @@ def sleeping(
     with contextlib.closing(connect(settings, "copy", statement_timeout_ms=0)) as conn:
         aside = Aside(lambda: conn.cursor().execute("select pg_sleep(300)"))
         wait_until(lambda: database.value(SLEEPING), "the session to sleep")
-        yield conn, aside
+        try:
+            yield conn, aside
+        finally:
+            # After a failure: closing the connection would wait for the statement.
+            database.query(f"select pg_terminate_backend(pid) {SESSIONS}")
 
 
 @contextlib.contextmanager
@@ -94,7 +98,9 @@ def threads_running() -> Iterator[None]:
 
 
 def _gone(database: Database) -> None:
-    wait_until(lambda: not database.value(SESSIONS), "the server to end the session")
+    wait_until(
+        lambda: not database.value(f"select count(*) {SESSIONS}"), "the server to end the session"
+    )
 
 
 @pytest.mark.every_pg
