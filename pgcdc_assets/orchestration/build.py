@@ -23,6 +23,7 @@ from pgcdc_assets.orchestration.checks.scd import build_table_checks
 from pgcdc_assets.orchestration.feature_warnings import without_feature_warnings
 from pgcdc_assets.orchestration.jobs.maintenance import build_maintenance_job
 from pgcdc_assets.orchestration.jobs.rebuild import build_rebuild_job
+from pgcdc_assets.orchestration.jobs.schedules import build_schedule
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.partitions import SpecificPartitionsPartitionMapping
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
@@ -222,17 +223,7 @@ class _Builder:
 
     def _check_schedule(self, job: UnresolvedAssetJobDefinition) -> list[dg.ScheduleDefinition]:
         cron = self.capture.checks.schedule
-        if cron is None:
-            return []
-        return [
-            dg.ScheduleDefinition(
-                name=self.names.check_job,
-                job=job,
-                cron_schedule=cron,
-                default_status=dg.DefaultScheduleStatus.RUNNING,
-                tags={CAPTURE_TAG: self.capture.name},
-            )
-        ]
+        return [] if cron is None else [build_schedule(self.capture.name, job, cron)]
 
     def _spec(self, layer: Layer, table: CdcTable | None = None) -> dg.AssetSpec:
         spec = self.translator.get_asset_spec(AssetData(layer, self.capture, table))

@@ -15,6 +15,7 @@ import dagster as dg
 
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
+from pgcdc_assets.orchestration.jobs.schedules import build_schedule
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.partitions import find_used_window
 from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
@@ -156,14 +157,7 @@ def build_maintenance_job(
         tidy_up(start=remove_old_windows())
         delete_records()
 
-    schedule = dg.ScheduleDefinition(
-        name=names.maintenance_job,
-        job=maintenance_job,
-        cron_schedule=policy.schedule,
-        default_status=dg.DefaultScheduleStatus.RUNNING,
-        tags={CAPTURE_TAG: capture.name},
-    )
-    return maintenance_job, schedule
+    return maintenance_job, build_schedule(capture.name, maintenance_job, policy.schedule)
 
 
 def lowest_position(zone: RawZone, capture: CdcCapture) -> Position | None:

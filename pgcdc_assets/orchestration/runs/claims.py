@@ -23,7 +23,7 @@ import dagster as dg
 from dagster import DagsterRun, DagsterRunStatus
 from dagster._core.errors import DagsterExecutionInterruptedError, DagsterUserCodeProcessError
 from dagster._core.utils import make_new_run_id
-from dagster._utils.interrupts import capture_interrupts
+from dagster._utils.interrupts import capture_interrupts, pop_captured_interrupt
 from dagster_shared.error import SerializableErrorInfo
 
 from pgcdc_assets.orchestration.runs.interrupt_log import hide_interrupts
@@ -127,6 +127,13 @@ def claimed_step(step: Callable[[dg.AssetExecutionContext], Iterator[Any]]) -> A
                     raise RunInterrupted
 
     return claimed
+
+
+def is_interrupted() -> bool:
+    """Return whether a signal has arrived."""
+    if threading.current_thread() is threading.main_thread() and pop_captured_interrupt():
+        interrupt_steps()
+    return _interrupted.is_set()
 
 
 def interrupt_steps() -> None:
