@@ -11,11 +11,12 @@ refused merge again.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.errors import TransientError
@@ -33,7 +34,7 @@ from pgcdc_assets.tables.properties import (
     OWN_LOG_RETENTION,
 )
 from pgcdc_assets.tables.state import open_table
-from pgcdc_assets.tables.vacuum import delete_replaced_files, owner_hours
+from pgcdc_assets.tables.vacuum import delete_replaced_files, has_unknown_files, owner_hours
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,44 +60,75 @@ class MaintenanceReport:
 
 
 def maintain_table(
-    spark: SparkSession, lake: Lake, path: str, keep_hours: float
+    spark: Callable[[], SparkSession], lake: Lake, path: str, keep_hours: float
 ) -> MaintenanceReport:
     """Compact a table's small files, and delete files that only old versions reference.
 
+    A table without small files, and without files that a VACUUM could delete, needs no Spark.
+
     Args:
+        spark: returns the session, if one is needed.
         keep_hours: versions that were replaced within so many hours stay readable.
 
     Raises:
-        TransientError: Spark failed; no row is lost.
+        TableDamaged: the table's log cannot be read.
+        TransientError: Spark or the lake failed; no row is lost.
     """
-    from pgcdc_assets.spark.session import own_sessions
-
     delete_replaced_files(lake, path, keep_hours)
     table = open_table(lake, path)
-    properties = {} if table is None else table.metadata().configuration
+    if table is None:
+        return MaintenanceReport(path)
+    properties = table.metadata().configuration
     # Delta ignores a fraction of an hour.
     keep_hours = math.ceil(max(keep_hours, owner_hours(properties), _LEAST_HOURS))
+    limits = _find_limits(properties, keep_hours)
+    has_small_files = needs_optimize(lake, path, table)
+    report = MaintenanceReport(path)
+    if limits or has_small_files or _needs_vacuum(lake, path, table, keep_hours):
+        report = _maintain_by_spark(spark(), path, keep_hours, limits, has_small_files)
+    _clean_log(lake, path)
+    return report
+
+
+def _needs_vacuum(lake: Lake, path: str, table: DeltaTable, keep_hours: float) -> bool:
+    try:
+        return has_unknown_files(lake, path, table, keep_hours)
+    except OSError as error:
+        raise TransientError(
+            reason=f"The folder of the Delta table {path} cannot be listed "
+            f"({error.strerror or type(error).__name__}). No row is harmed; the next maintenance "
+            "continues."
+        ) from error
+
+
+def _maintain_by_spark(
+    spark: SparkSession,
+    path: str,
+    keep_hours: float,
+    limits: Mapping[str, str],
+    has_small_files: bool,
+) -> MaintenanceReport:
+    from pgcdc_assets.spark.session import own_sessions
+
+    report = MaintenanceReport(path)
     with own_sessions(spark, 1) as (session,):
-        _limit_log(session, path, properties, keep_hours)
+        if limits:
+            _set_properties(session, path, limits)
         # Delta 4.4 would ignore RETAIN, and keep files for a week.
         session.conf.set("spark.databricks.delta.vacuum.retentionWindowIgnore.enabled", "false")
         if keep_hours < _CHECKED_HOURS:
             session.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
-        report = MaintenanceReport(path)
-        if table is None or needs_optimize(lake, path, table):
+        if has_small_files:
             report = _merge_files(session, path)
         try:
             session.sql(f"VACUUM {delta_table(path)} RETAIN {keep_hours} HOURS").collect()
         except Exception as error:
             raise _failure(path, error) from error
-    _clean_log(lake, path)
     return report
 
 
-def _limit_log(
-    session: SparkSession, path: str, properties: Mapping[str, str], keep_hours: float
-) -> None:
-    """Set how long entries of the log and removals in checkpoints are kept.
+def _find_limits(properties: Mapping[str, str], keep_hours: float) -> dict[str, str]:
+    """Return how long entries of the log and removals in checkpoints shall be kept, as properties.
 
     A version cannot be read without its files, so entries older than a week are of little use. With
     Delta's default of 30 days and a merge every five seconds, a log has half a million entries. A
@@ -113,8 +145,10 @@ def _limit_log(
         value, current = f"interval {math.ceil(hours)} hours", properties.get(name)
         if current != value and current == properties.get(own):
             wanted |= {name: value, own: value}
-    if not wanted:
-        return
+    return wanted
+
+
+def _set_properties(session: SparkSession, path: str, wanted: Mapping[str, str]) -> None:
     settings = ", ".join(f"{string(name)} = {string(value)}" for name, value in wanted.items())
     try:
         session.sql(f"ALTER TABLE {delta_table(path)} SET TBLPROPERTIES ({settings})").collect()

@@ -26,6 +26,7 @@ from deltalake import DeltaTable
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.errors import TransientError
+from pgcdc_assets.raw.delta_log import FOLDER as LOG_FOLDER
 from pgcdc_assets.raw.delta_log import read_commit
 from pgcdc_assets.raw.files import filesystem, write_file
 from pgcdc_assets.raw.lake import Lake
@@ -171,6 +172,42 @@ def _delete(
             "again."
         ) from error
     return VacuumReport(live_bytes, replaced_bytes, len(old), old_bytes)
+
+
+def has_unknown_files(lake: Lake, path: str, table: DeltaTable, keep_hours: float) -> bool:
+    """Return whether a VACUUM might delete a file, after `delete_replaced_files`.
+
+    It might if the folder has an old file that neither the current version nor the list of replaced
+    files names: of a writer that was killed, a deletion vector, or a file of someone else.
+
+    Raises:
+        TableDamaged: the table's log cannot be read.
+        OSError: the folder cannot be listed.
+    """
+    with explain_read_errors(path):
+        actions = pa.table(table.get_add_actions())
+    live_bytes = sum(actions.column("size_bytes").to_pylist())
+    if live_bytes > SMALL_TABLE_BYTES or keep_hours > LONGEST_KEEP_HOURS:
+        # These tables have no list.
+        return True
+    store = filesystem(lake, path)
+    known = {*actions.column("path").to_pylist(), *_read_ledger(store).files}
+    before = time.time() - keep_hours * 3600
+    return any(
+        info.type == pafs.FileType.File
+        and info.path not in known
+        and info.mtime_ns / 1e9 < before
+        and not _is_no_data(info.path)
+        for info in store.get_file_info(pafs.FileSelector("", recursive=True))
+    )
+
+
+def _is_no_data(path: str) -> bool:
+    """Return whether a file belongs to the log or to this package, or is a checksum."""
+    folder, _, name = path.rpartition("/")
+    return folder.partition("/")[0] in (LOG_FOLDER, _FOLDER) or (
+        name.startswith(".") and name.endswith(".crc")
+    )
 
 
 def owner_hours(properties: dict[str, str]) -> float:

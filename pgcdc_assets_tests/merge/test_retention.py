@@ -232,7 +232,9 @@ def test_concurrent_maintenance_and_merges_lose_and_duplicate_no_row(pipeline: P
     def maintain() -> None:
         while not stop.is_set():
             try:
-                report = maintain_table(pipeline.spark, pipeline.zone.lake, pipeline.path(), 1.0)
+                report = maintain_table(
+                    lambda: pipeline.spark, pipeline.zone.lake, pipeline.path(), 1.0
+                )
                 tidied.append(report.is_postponed)
                 mark = read_watermark(pipeline.zone.lake, pipeline.zone.name, "public", "t", 1)
                 assert mark is not None

@@ -363,7 +363,7 @@ def test_maintenance_keeps_the_ledger_and_cleans_the_log(
     later = path / "part-later.parquet"
     later.touch()
     os.utime(later, (time.time() - 24.5 * 3600,) * 2)
-    maintain_table(spark, lake, str(path), 24.9)
+    maintain_table(lambda: spark, lake, str(path), 24.9)
     assert later.exists(), "Delta ignores a fraction of an hour"
     assert ledger(path).exists()
     assert not orphan.exists()
@@ -377,17 +377,17 @@ def test_maintenance_keeps_the_ledger_and_cleans_the_log(
     # The limit of the log follows the settings, and the owner's own limit stays.
     assert retentions(path) == ("interval 168 hours", "interval 25 hours")
     for _ in range(2):
-        maintain_table(spark, lake, str(path), 1)
+        maintain_table(lambda: spark, lake, str(path), 1)
         assert retentions(path) == ("interval 168 hours", "interval 24 hours")
     assert not later.exists()
     operations = [entry["operation"] for entry in DeltaTable(str(path)).history()]
     assert operations.count("SET TBLPROPERTIES") == 2
     assert owner_hours(DeltaTable(str(path)).metadata().configuration) == 0
-    maintain_table(spark, lake, str(path), 200.5)
+    maintain_table(lambda: spark, lake, str(path), 200.5)
     assert retentions(path) == ("interval 201 hours", "interval 201 hours")
     own = {LOG_RETENTION: "interval 9 days", FILE_RETENTION: "interval 8 days"}
     DeltaTable(str(path)).alter.set_table_properties(own)
-    maintain_table(spark, lake, str(path), 1)
+    maintain_table(lambda: spark, lake, str(path), 1)
     assert retentions(path) == ("interval 9 days", "interval 8 days")
     assert owner_hours(DeltaTable(str(path)).metadata().configuration) == 192
 

@@ -9,6 +9,7 @@ and merges. A step beside them deletes old records of Dagster.
 
 import datetime as dt
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -95,6 +96,7 @@ def build_maintenance_job(
         lake: LakeResource = getattr(context.resources, names.lake)
         spark: SparkResource = getattr(context.resources, names.spark)
         zone = lake.zone(capture.name)
+        session = partial(spark.session, zone.lake)
         failures: list[tuple[str, Exception]] = []
         with claim_run(context), dagster_failures(capture.name):
             raw_report = maintain_raw_zone(zone, minimum_log_entries=1)
@@ -110,9 +112,7 @@ def build_maintenance_job(
             try:
                 if read_scd_state(zone.lake, zone.name, path) is None:
                     continue
-                report = maintain_table(
-                    spark.session(zone.lake), zone.lake, path, policy.keep_hours
-                )
+                report = maintain_table(session, zone.lake, path, policy.keep_hours)
             except PgcdcError as error:
                 failures.append((str(TableName(schema, table)), error))
                 continue

@@ -90,7 +90,7 @@ def _serve(uri: str, name: str, options: str) -> None:
         if what == "contents":
             return race.contents(spark, path)
         if what == "maintain":
-            maintain_table(spark, lake, path, 0.0)
+            maintain_table(lambda: spark, lake, path, 0.0)
             return None
         if what == "rebuild":
             try:
