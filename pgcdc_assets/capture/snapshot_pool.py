@@ -271,7 +271,7 @@ class _Crew:
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """Run the threads for the block, and cancel their statements at its end."""
+        """Run the threads for the block, and cancel their statements at its end, all at once."""
         threads: list[threading.Thread] = []
         try:
             for reader in self._readers:
@@ -292,7 +292,6 @@ class _Crew:
                 if not busy or time.monotonic() > deadline:
                     break
                 with ThreadPoolExecutor(len(busy)) as cancelling:
-                    # In threads: a server that does not answer costs seconds each time.
                     list(cancelling.map(SnapshotReader.cancel, busy))
 
     def next_outcome(self) -> Outcome:

@@ -1,8 +1,8 @@
 """Maintenance of an SCD table: OPTIMIZE, VACUUM, and removal of old log entries.
 
-OPTIMIZE compacts small files. VACUUM deletes files that no recent version references; it takes Spark
-sixty stages for the smallest table, so it runs only if the folder has a file for it. Log entries
-older than the table's `delta.logRetentionDuration` are removed.
+OPTIMIZE compacts small files. VACUUM deletes files that no recent version references. It needs
+sixty stages of Spark for the smallest table, so it runs only if the folder has such a file. Log
+entries older than the table's `delta.logRetentionDuration` are removed.
 
 Maintenance may run beside merges. If OPTIMIZE and a merge change the same files at the same time,
 Delta refuses one of them: OPTIMIZE is postponed to the next maintenance, and the sensor runs a
