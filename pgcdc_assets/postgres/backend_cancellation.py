@@ -15,7 +15,8 @@ import contextlib
 import os
 import socket
 import struct
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -84,12 +85,14 @@ class _Request:
     """A session to cancel.
 
     Attributes:
-        conninfo: the connection string of its server.
+        settings: its settings.
+        server: the parameters of the connection string that lead to its server.
         pid: its process.
         application: its `application_name`.
     """
 
-    conninfo: str = field(repr=False)
+    settings: ConnectionSettings
+    server: Mapping[str, str]
     pid: int
     application: str
 
@@ -97,15 +100,16 @@ class _Request:
 def _request(settings: ConnectionSettings, connection: Connection) -> _Request | None:
     """Return the request for a session; None if its thread has closed it."""
     try:
-        conninfo = make_conninfo(settings.conninfo_for("cancel"), **_same_server(connection))
+        server, pid = _same_server(connection), connection.get_backend_pid()
         application = connection.get_parameter_status("application_name") or ""
-        return _Request(conninfo, connection.get_backend_pid(), application)
     except (psycopg2.Error, OSError):
         return None
+    return _Request(settings, server, pid, application)
 
 
 def _send(request: _Request) -> bool:
-    conn = pq.PGconn.connect_start(request.conninfo.encode())
+    conninfo = make_conninfo(request.settings.conninfo_for("cancel"), **request.server)
+    conn = pq.PGconn.connect_start(conninfo.encode())
     try:
         if not connect(conn, _LIMIT_SECONDS):
             return False
