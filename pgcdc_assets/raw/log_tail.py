@@ -43,7 +43,9 @@ class _Transactions:
 
 
 _TRANSACTIONS: dict[str, _Transactions] = {}
-_TABLES: dict[tuple[str, str], tuple[DeltaTable, bytes]] = {}
+# A table object keeps the options of its lake: time limits, credentials.
+_TableKey = tuple[str, str, tuple[tuple[str, str], ...]]
+_TABLES: dict[_TableKey, tuple[DeltaTable, bytes]] = {}
 
 
 def transactions_at(lake: Lake, uri: str, version: int) -> dict[str, int | None]:
@@ -75,7 +77,7 @@ def take_table(lake: Lake, uri: str, name: str) -> DeltaTable | None:
     Args:
         name: name of the capture that owns the table.
     """
-    table, tag = _TABLES.pop((uri, name), (None, b""))
+    table, tag = _TABLES.pop(_key(lake, uri, name), (None, b""))
     if table is None:
         return None
     try:
@@ -101,7 +103,11 @@ def give_back(lake: Lake, uri: str, name: str, table: DeltaTable) -> None:
         return
     if len(_TABLES) >= _MOST_TABLES:
         _TABLES.clear()
-    _TABLES[uri, name] = table, tag
+    _TABLES[_key(lake, uri, name)] = table, tag
+
+
+def _key(lake: Lake, uri: str, name: str) -> _TableKey:
+    return uri, name, tuple(sorted((lake.delta_options or {}).items()))
 
 
 def _advanced(files: pafs.FileSystem, known: _Transactions, version: int) -> _Transactions | None:

@@ -199,3 +199,12 @@ def test_a_store_without_tags_is_map_tables_time(
     for number, error in enumerate((KeyError, TypeError, OSError), start=1):
         monkeypatch.setattr(log_tail, "_tag", untagged(error))
         assert land_empty(zone, number) == zone.changes.captured_through(1)
+
+
+def test_a_lake_with_other_options_does_not_get_the_object(zone: RawZone) -> None:
+    """An object keeps its time limits and credentials, such as those before a rotation."""
+    land_empty(zone, 1)
+    uri, name = zone.changes.table.uri, zone.changes.table.capture
+    other = Lake(zone.lake.uri, {**zone.lake.storage_options, "timeout": "20s"})
+    assert log_tail.take_table(other, uri, name) is None
+    assert log_tail.take_table(zone.lake, uri, name) is not None
