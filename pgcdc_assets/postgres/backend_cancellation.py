@@ -1,9 +1,9 @@
 """Cancellation of a statement that another thread runs, with a time limit.
 
 `connection.cancel` of psycopg2 waits without a limit until the server has closed the connection of
-the request, and holds the interpreter lock during the wait. If the server does not answer,
-the whole process stands still. `pg_cancel_backend` over a connection of `libpq.py` sends the same
-signal.
+the request, and holds the interpreter lock during the wait. If the server does not answer, all
+threads of the process are blocked. `pg_cancel_backend` over a connection of `libpq.py` sends the
+same signal.
 
 Source: Postgres documentation, 9.28.2 Server Signaling Functions, and 32.7 Canceling Queries in
 Progress.

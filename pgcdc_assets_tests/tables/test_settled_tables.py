@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.spark.session_settings import session_settings
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.tables import vacuum
 from pgcdc_assets.tables.maintenance import maintain_table
@@ -171,12 +172,11 @@ def test_vacuum_agrees_that_there_is_nothing_to_delete(
         vacuumed = spark.sql(f"VACUUM {delta_table(str(settled))} RETAIN 24 HOURS DRY RUN")
         return len([row for row in vacuumed.collect() if str(row[0]).endswith(".parquet")])
 
-    checked = "spark.databricks.delta.retentionDurationCheck.enabled"
-    ignored = "spark.databricks.delta.vacuum.retentionWindowIgnore.enabled"
-    before = {name: spark.conf.get(name, None) for name in (checked, ignored)}
-    try:
-        for name in before:
-            spark.conf.set(name, "false")
+    unchecked = {
+        "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+        "spark.databricks.delta.vacuum.retentionWindowIgnore.enabled": "false",
+    }
+    with session_settings(spark, unchecked):
         assert not needs_spark(lake, settled)
         assert found() == 0
         orphan = settled / "p=a" / "part-orphan.parquet"
@@ -184,12 +184,6 @@ def test_vacuum_agrees_that_there_is_nothing_to_delete(
         os.utime(orphan, (LONG_AGO, LONG_AGO))
         assert needs_spark(lake, settled)
         assert found() == 1
-    finally:
-        for name, value in before.items():
-            if value is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, value)
     maintain_table(lambda: spark, lake, str(settled), KEEP_HOURS)
     assert not orphan.exists()
     assert not needs_spark(lake, settled)
