@@ -87,6 +87,13 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         None,
         True,
     ),
+    "merge_histories": Benchmark(
+        "merge_histories",
+        "windows of 10 changes in each of 20 histories of 1,000 rows",
+        4,
+        None,
+        True,
+    ),
     "merge_wide": Benchmark(
         "merge_wide",
         "10, 100 and 500 tables of 100 rows, of which none, one or five change",
@@ -116,6 +123,9 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     ),
     "s3_wide": Benchmark(
         "s3_wide", "100 tables of which one changes, 20 ms for each request", 3, None, True
+    ),
+    "settled": Benchmark(
+        "settled", "the maintenance of 6 tables of 5,000 rows without a change", 3, None, True
     ),
     "disk": Benchmark(
         "disk", "40 windows of 20 changes in each of 9 tables of 60,000 rows", 10, None, True

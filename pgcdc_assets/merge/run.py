@@ -31,7 +31,7 @@ from pgcdc_assets.merge.comments import find_changes, follow_comments
 from pgcdc_assets.merge.failures import guarded
 from pgcdc_assets.merge.idle_tables import report_idle_tables
 from pgcdc_assets.merge.kinds.base import Counts
-from pgcdc_assets.merge.kinds.choose import choose_current_image, choose_table_kind
+from pgcdc_assets.merge.kinds.choose import choose_small_kind, choose_table_kind
 from pgcdc_assets.merge.report import MergeFailure, MergeReport
 from pgcdc_assets.merge.step_report import begin_report
 from pgcdc_assets.merge.task import MergeTask
@@ -196,9 +196,9 @@ def _merge_small_tables(
         rest: gets the steps that Spark has to merge.
     """
     reports: dict[str, MergeReport] = {}
-    choose_image = partial(choose_current_image, spark, merge.zone)
+    choose_kind = partial(choose_small_kind, spark, merge.zone)
     while tasks:
-        small = SmallMerges(spark, merge.zone, choose_image, parallelism)
+        small = SmallMerges(spark, merge.zone, choose_kind, parallelism)
         following: list[MergeTask] = []
         for group in small.groups(tasks):
             for task, outcome in small.merge(group):

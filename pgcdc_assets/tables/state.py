@@ -7,8 +7,7 @@ has its own watermark, because LSNs of different epochs do not compare.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -17,16 +16,16 @@ import pyarrow.fs as pafs
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from pgcdc_assets.errors import TableDamaged, TransientError
+from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.log_table import open_delta_table
 from pgcdc_assets.raw.newest_versions import NewestVersions
-from pgcdc_assets.raw.store_errors import explain_store_error
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import folder_name
 from pgcdc_assets.tables.checkpoints import keep_checkpoints
+from pgcdc_assets.tables.columns import IS_CURRENT
 from pgcdc_assets.tables.deleted_rows import deleted_rows
 from pgcdc_assets.tables.fence import (
     Step,
@@ -40,9 +39,12 @@ from pgcdc_assets.tables.fence import (
     watermark_transactions,
 )
 from pgcdc_assets.tables.properties import KEY
+from pgcdc_assets.tables.read_errors import explain_read_errors
 from pgcdc_assets.tables.row_counts import rescued_rows, written_rows
 
 _ATTEMPTS = 5
+# The values of the column that a history is partitioned by.
+_IS_CURRENT = f"partition.{IS_CURRENT}"
 
 
 def table_path(
@@ -113,6 +115,13 @@ class ScdState:
     def is_keyless(self) -> bool:
         """Whether the table was merged without a key, so rows cannot be replaced by key."""
         return self.properties.get(KEY) == ""
+
+    @property
+    def current_files(self) -> pa.Table:
+        """The files whose rows a merge may change: of a history, those of the current versions."""
+        if _IS_CURRENT not in self.files.column_names:
+            return self.files
+        return self.files.filter(pc.field(_IS_CURRENT))
 
     @property
     def size_bytes(self) -> int:
@@ -362,27 +371,6 @@ def holds_data_files(lake: Lake, path: str) -> bool:
             entry.is_file and entry.path.endswith(".parquet") and "_delta_log" not in entry.path
             for entry in found
         )
-
-
-@contextmanager
-def explain_read_errors(path: str) -> Iterator[None]:
-    """Turn errors of reading a table's log or files into an error that names the table.
-
-    Raises:
-        TableDamaged: a file is missing, truncated or malformed.
-        ConfigurationError: the object store refused access.
-        TransientError: the object store did not answer.
-    """
-    try:
-        yield
-    except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
-        refused = explain_store_error(path, error)
-        if refused is not None:
-            raise refused from error
-        # The text of the library's error may quote statistics, which are values of rows.
-        missing = isinstance(error, FileNotFoundError) or "not found" in str(error).lower()
-        reason = "a file is missing" if missing else "its log is damaged"
-        raise TableDamaged(path=path, reason=f"{reason} ({type(error).__name__})") from error
 
 
 def read_position(zone: RawZone, table: DeltaTable, path: str) -> Position | None:

@@ -32,7 +32,8 @@ from pgcdc_assets.raw.files import filesystem, write_file
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.tables.checksums import delete_checksum
 from pgcdc_assets.tables.properties import FILE_RETENTION, OWN_FILE_RETENTION
-from pgcdc_assets.tables.state import explain_read_errors, open_table
+from pgcdc_assets.tables.read_errors import explain_read_errors
+from pgcdc_assets.tables.state import open_table
 
 # Replaced files below this size are kept, however small the table is.
 MINIMUM_BYTES = 8 * 1024 * 1024

@@ -27,7 +27,8 @@ from pgcdc_assets.tables.properties import (
     RELATION_VERSION,
     parse_key,
 )
-from pgcdc_assets.tables.state import explain_read_errors, open_table
+from pgcdc_assets.tables.read_errors import explain_read_errors
+from pgcdc_assets.tables.state import open_table
 from pgcdc_assets.verify.target import TargetVersion, read_version
 
 if TYPE_CHECKING:

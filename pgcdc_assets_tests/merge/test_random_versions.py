@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -12,18 +11,18 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge import MergeReport, merge_tables
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets_tests.support.merge.history import Landing, Version, Versions, update
+from pgcdc_assets_tests.support.merge.history import Landing, Versions, update
 from pgcdc_assets_tests.support.merge.one_table import log_of
 from pgcdc_assets_tests.support.merge.random_history import (
     RandomHistory,
     bound_merges,
     cases,
-    comparable_row,
     cuts,
+    described_version,
     merge_as_if_large,
     merge_random_history,
     random_relation,
-    stored_row,
+    stored_versions,
 )
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -93,8 +92,8 @@ def _try_histories(
     expected = Versions(key=(0, 1), tracked=None if tracked is None else (0, 1, 2, 3))
     target = CdcTable("shop", "items", scd=(2,), tracked=tracked)
     report = merge_random_history(spark, zone, rng, target, expected, identity, pieces, truncates)
-    wanted = sorted(map(_described, expected.all))
-    assert _found(spark, report.path) == wanted
+    wanted = sorted(map(described_version, expected.all))
+    assert stored_versions(spark, report.path) == wanted
     assert report.row_count == len(wanted)
     return report
 
@@ -160,21 +159,5 @@ def test_a_new_snapshot_adds_only_its_differences(
     target = CdcTable("shop", "items", scd=(2,))
     (report,) = merge_tables(spark, zone, [target], landing.windows[-1])
     assert isinstance(report, MergeReport), report.error.__cause__ or report.error
-    assert _found(spark, report.path) == sorted(map(_described, expected.all))
+    assert stored_versions(spark, report.path) == sorted(map(described_version, expected.all))
     assert report.watermark_after == Lsn(landing.lsn)
-
-
-def _described(version: Version) -> tuple[Any, ...]:
-    place = (version.start, version.end or 0, version.end is None)
-    return (*comparable_row(version.row), *place, version.ordinal, version.op)
-
-
-def _found(spark: SparkSession, path: str) -> list[tuple[Any, ...]]:
-    return sorted(
-        (
-            *stored_row(r),
-            *(r._valid_from_lsn, r._valid_to_lsn or 0, r._is_current),
-            *(r._ordinal, r._op),
-        )
-        for r in spark.read.format("delta").load(path).collect()
-    )

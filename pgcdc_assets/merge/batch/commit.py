@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,20 +25,27 @@ from deltalake.transaction import AddAction
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.merge.batch.column_types import arrow_schema
-from pgcdc_assets.merge.batch.contents import NotInScope
+from pgcdc_assets.merge.batch.contents import Contents
+from pgcdc_assets.merge.batch.typed_rows import NotInScope
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.merge.write import table_properties
 from pgcdc_assets.raw.delta_log import FOLDER, commit_path
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.checkpoints import keep_checkpoints
+from pgcdc_assets.tables.columns import IS_CURRENT
 from pgcdc_assets.tables.fence import Step, fence_transactions
 from pgcdc_assets.tables.own_commits import following
+from pgcdc_assets.tables.properties import BEGINS_WITH
 from pgcdc_assets.tables.source_columns import SOURCE
 from pgcdc_assets.tables.state import ScdState, is_written
 
 _FEATURES = ("appendOnly", "deletionVectors", "invariants")
 _ENGINE = "pgcdc_assets"
+
+# The column that a history is partitioned by, and its values in the form of Delta's log.
+_TRUE, _FALSE = "true", "false"
+_CONSTANTS = {IS_CURRENT: True}
 
 # The bound of a table's rows in memory. The log has their compressed size only.
 MOST_ROW_BYTES = 64 * 1024 * 1024
@@ -51,7 +58,7 @@ class CommitConflict(Exception):
 
 
 def read_rows(zone: RawZone, state: ScdState, schema: TableSchema) -> pa.Table:
-    """Read a table's rows, with the columns of a schema.
+    """Read a table's rows, of a history the current versions, with the columns of a schema.
 
     Raises:
         NotInScope: the rows exceed `MOST_ROW_BYTES`.
@@ -61,7 +68,7 @@ def read_rows(zone: RawZone, state: ScdState, schema: TableSchema) -> pa.Table:
     files = filesystem(zone.lake, state.path)
     tables = []
     size = 0
-    for path in state.files.column("path").to_pylist():
+    for path in state.current_files.column("path").to_pylist():
         batches = []
         with files.open_input_file(path) as source:
             file = pq.ParquetFile(source)
@@ -74,37 +81,42 @@ def read_rows(zone: RawZone, state: ScdState, schema: TableSchema) -> pa.Table:
         columns = [
             found.column(field.name).cast(field.type)
             if field.name in found.column_names
-            else pa.nulls(found.num_rows, field.type)
+            # A file has no values of the column that the table is partitioned by.
+            else pa.repeat(pa.scalar(_CONSTANTS.get(field.name), field.type), found.num_rows)
             for field in target
         ]
         tables.append(pa.table(columns, schema=target))
     return pa.concat_tables(tables) if tables else target.empty_table()
 
 
-def replace_rows(zone: RawZone, state: ScdState, rows: pa.Table, step: Step) -> None:
-    """Replace all rows of a table.
+def replace_rows(zone: RawZone, state: ScdState, contents: Contents, step: Step) -> None:
+    """Replace all rows of a table, of a history the current versions, and add ended versions.
 
     Raises:
         CommitConflict: another writer has committed.
         DeltaError, OSError: the table cannot be written.
     """
-    added = _write_file(zone, state.path, rows)
+    added = _write_files(zone, state.path, contents)
     failpoints.reach(failpoints.BEFORE_BATCH_COMMIT)
     with following(zone, state, step) as is_current:
         if not is_current:
             _discard(zone, state.path, added)
             raise CommitConflict
-        _commit(zone, state, added, step)
+        _commit(zone, state, added, step, is_history=contents.ended is not None)
         keep_checkpoints(zone.lake, state.path, state.table)
 
 
-def _commit(zone: RawZone, state: ScdState, added: Sequence[AddAction], step: Step) -> None:
+def _commit(
+    zone: RawZone, state: ScdState, added: Sequence[AddAction], step: Step, *, is_history: bool
+) -> None:
     assert step.position is not None
     try:
         state.table.create_write_transaction(
             list(added),
             "overwrite",
             state.table.schema(),
+            [IS_CURRENT] if is_history else None,
+            [(IS_CURRENT, "=", _TRUE)] if is_history else None,
             commit_properties=CommitProperties(
                 custom_metadata={"userMetadata": step.metadata},
                 app_transactions=fence_transactions(zone, *step.position, step.number),
@@ -123,11 +135,21 @@ def _commit(zone: RawZone, state: ScdState, added: Sequence[AddAction], step: St
             raise CommitConflict from error
 
 
-def create_table(zone: RawZone, path: str, schema: TableSchema, rows: pa.Table, step: Step) -> None:
+def create_table(
+    zone: RawZone,
+    path: str,
+    schema: TableSchema,
+    contents: Contents,
+    step: Step,
+    begins_with: str | None,
+) -> None:
     """Create a table with rows, in one commit. The lake is local.
 
     delta-rs refuses to create a table with properties that it does not know, so the commit is
     written here. A hard link makes it visible, which fails if there is a commit.
+
+    Args:
+        begins_with: as in `write.create_or_replace`.
 
     Raises:
         CommitConflict: there is a table.
@@ -135,8 +157,12 @@ def create_table(zone: RawZone, path: str, schema: TableSchema, rows: pa.Table, 
     """
     log = Path(path, FOLDER)
     log.mkdir(parents=True, exist_ok=True)
-    added = _write_file(zone, path, rows)
-    text = "\n".join(map(json.dumps, _actions(zone, schema, added, step)))
+    added = _write_files(zone, path, contents)
+    properties = table_properties(schema)
+    if begins_with is not None:
+        properties[BEGINS_WITH] = begins_with
+    metadata = _metadata(schema, properties, is_history=contents.ended is not None)
+    text = "\n".join(map(json.dumps, _actions(zone, schema, metadata, added, step)))
     failpoints.reach(failpoints.BEFORE_BATCH_COMMIT)
     prepared = log / f".{uuid4()}.tmp"
     try:
@@ -149,24 +175,35 @@ def create_table(zone: RawZone, path: str, schema: TableSchema, rows: pa.Table, 
         prepared.unlink(missing_ok=True)
 
 
+def _metadata(
+    schema: TableSchema, properties: Mapping[str, str], *, is_history: bool
+) -> dict[str, Any]:
+    """Return the action that describes a new table."""
+    metadata: dict[str, Any] = {
+        "id": str(uuid4()),
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": _schema_text(schema),
+        "partitionColumns": [IS_CURRENT] if is_history else [],
+        "configuration": properties,
+        "createdTime": int(time.time() * 1000),
+    }
+    if schema.description:
+        metadata["description"] = schema.description
+    return metadata
+
+
 def _actions(
-    zone: RawZone, schema: TableSchema, added: Sequence[AddAction], step: Step
+    zone: RawZone,
+    schema: TableSchema,
+    metadata: Mapping[str, Any],
+    added: Sequence[AddAction],
+    step: Step,
 ) -> list[dict[str, Any]]:
     """Return the actions of the first commit of a table."""
     assert step.position is not None
     now = int(time.time() * 1000)
     kinds = {field.type.ddl for field in schema.fields}
     ntz = ["timestampNtz"] if any("TIMESTAMP_NTZ" in ddl for ddl in kinds) else []
-    metadata: dict[str, Any] = {
-        "id": str(uuid4()),
-        "format": {"provider": "parquet", "options": {}},
-        "schemaString": _schema_text(schema),
-        "partitionColumns": [],
-        "configuration": table_properties(schema),
-        "createdTime": now,
-    }
-    if schema.description:
-        metadata["description"] = schema.description
     return [
         {
             "commitInfo": {
@@ -195,7 +232,7 @@ def _actions(
             {
                 "add": {
                     "path": file.path,
-                    "partitionValues": {},
+                    "partitionValues": file.partition_values,
                     "size": file.size,
                     "modificationTime": now,
                     "dataChange": True,
@@ -217,16 +254,36 @@ def _schema_text(schema: TableSchema) -> str:
     return json.dumps(text)
 
 
-def _write_file(zone: RawZone, path: str, rows: pa.Table) -> list[AddAction]:
-    """Write a data file; none without rows."""
+def _write_files(zone: RawZone, path: str, contents: Contents) -> list[AddAction]:
+    """Write the data files; none without rows."""
+    if contents.ended is None:
+        return _write_file(zone, path, contents.rows)
+    current = contents.rows.drop_columns([IS_CURRENT])
+    ended = contents.ended.drop_columns([IS_CURRENT])
+    return _write_file(zone, path, current, _TRUE) + _write_file(zone, path, ended, _FALSE)
+
+
+def _write_file(
+    zone: RawZone, path: str, rows: pa.Table, is_current: str | None = None
+) -> list[AddAction]:
+    """Write a data file; none without rows.
+
+    Args:
+        is_current: of all rows, in the form of Delta's log; None for a table without history.
+    """
     if rows.num_rows == 0:
         return []
-    name = f"part-00000-{uuid4()}-c000.snappy.parquet"
-    files = filesystem(zone.lake, path)
+    files, folder = filesystem(zone.lake, path), ""
+    if is_current is not None:
+        folder = f"{IS_CURRENT}={is_current}/"
+        if zone.lake.is_local:
+            files.create_dir(folder, recursive=True)
+    name = f"{folder}part-00000-{uuid4()}-c000.snappy.parquet"
     with files.open_output_stream(name) as target:
         pq.write_table(rows, target, compression="snappy", version="2.6", store_schema=False)
         size = target.tell()
-    return [AddAction(name, size, {}, int(time.time() * 1000), True, _statistics(rows))]
+    values = {} if is_current is None else {IS_CURRENT: is_current}
+    return [AddAction(name, size, values, int(time.time() * 1000), True, _statistics(rows))]
 
 
 def _statistics(rows: pa.Table) -> str:

@@ -3,8 +3,8 @@
 These are the events of `merge/fold/events.py`: an insert or update is a content of its key, a
 delete is the departure of its key, and an update of the key is both.
 
-Columns of an events table: `lsn`, `ordinal`, `commit_ts`, `is_content`, `is_move` (a content whose
-row came from another key), `text_0` ... (of a departure those of the key, of the multiset's
+Columns of an events table: `lsn`, `ordinal`, `commit_ts`, `op`, `is_content`, `is_move` (a content
+whose row came from another key), `text_0` ... (of a departure those of the key, of the multiset's
 departures all) and, for the fields that changes leave out, `unknown_3` ...
 """
 
@@ -17,10 +17,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pgcdc_assets.merge.batch.equal_values import Flags, is_same
 from pgcdc_assets.merge.fold.events import Fold
 from pgcdc_assets.merge.fold.table_schema import Layout
 
-Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
 
 
@@ -88,7 +88,7 @@ def _is_move(contents: pa.Table, layout: Layout, fold: Fold) -> Flags:
     for index in fold.schema.key:
         before = _text(contents, "old", layout.positions[index])
         after = _text(contents, "new", layout.positions[index])
-        found |= ~_is_same(before, after)
+        found |= ~is_same(before, after)
     found &= pc.is_valid(contents.column("old_kind")).to_numpy()
     return found
 
@@ -135,6 +135,7 @@ def _table(
         "lsn": rows.column("commit_lsn"),
         "ordinal": rows.column("ordinal").cast(pa.int64()),
         "commit_ts": rows.column("commit_ts"),
+        "op": rows.column("op"),
         "is_content": np.full(rows.num_rows, is_content, np.bool_),
         "is_move": is_move,
     }
@@ -148,13 +149,6 @@ def _text(rows: pa.Table, tuples: str, position: int | None) -> pa.Array:
     """Return one text of each tuple; NULL without a tuple."""
     assert position is not None
     return pc.list_element(one_array(rows.column(tuples)), position).cast(pa.large_string())
-
-
-def _is_same(before: pa.Array, after: pa.Array) -> Flags:
-    same = pc.fill_null(pc.equal(before, after), False)
-    both_null = pc.and_(pc.is_null(before), pc.is_null(after))
-    found: Flags = pc.or_(same, both_null).to_numpy(zero_copy_only=False)
-    return found
 
 
 def _is_left_out(rows: pa.Table, position: int) -> Flags:

@@ -1,4 +1,4 @@
-"""The last change of each key, found in Arrow arrays of texts.
+"""The last change of each key, or all changes in order, found in Arrow arrays of texts.
 
 This is the fold of `merge/fold/latest.py` and `merge/fold/toast.py`. A key is compared by its text,
 so `scope` admits types whose texts are equal exactly if their values are.
@@ -6,6 +6,7 @@ so `scope` admits types whose texts are equal exactly if their values are.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,14 +15,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge.batch.equal_values import Flags
 from pgcdc_assets.merge.batch.events import (
-    Flags,
     Numbers,
     build_events,
     encode_keys,
     last_of_each,
     one_array,
 )
+from pgcdc_assets.merge.change_stats import COPIED
 from pgcdc_assets.merge.fold.events import Fold
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 
@@ -29,21 +31,23 @@ _TIME = pa.timestamp("us", tz="UTC")
 
 
 @dataclass(frozen=True)
-class FoldedTexts:
-    """Rows of one table as texts, at most one of a key.
+class RowTexts:
+    """Rows of one table as texts: at most one of a key, or the events of each key in order.
 
     Attributes:
-        texts: one array for each field; of a departure, the texts of its key.
+        columns: one array of texts for each field; of a departure, the texts of its key.
+        op: the operation of the change; `S` for a copied row.
         is_content: the key has a row after the step; otherwise the row has left.
         unknown: by field index, which rows take the value from a row of the table.
         origins: the texts of the key of that row, one array for each column of the key; empty if it
             is the row's own key.
     """
 
-    texts: Sequence[pa.Array]
+    columns: Sequence[pa.Array]
     lsn: Numbers
     ordinal: Numbers
     commit_ts: pa.Array
+    op: pa.Array
     is_content: Flags
     unknown: dict[int, Flags] = field(default_factory=dict)
     origins: Sequence[pa.Array] = ()
@@ -54,34 +58,65 @@ class FoldedTexts:
         return len(self.lsn)
 
 
-def read_snapshot_texts(tuples: pa.Array, schema: TableSchema, lsn: Lsn) -> FoldedTexts:
+def read_snapshot_texts(
+    tuples: pa.Array, schema: TableSchema, lsn: Lsn, at: dt.datetime | None
+) -> RowTexts:
     """Return the rows of a snapshot.
 
     Args:
         tuples: the texts of the rows, in the layout of the schema.
+        at: the time of the snapshot; None for a table without the times of copied rows.
     """
     count = len(tuples)
-    return FoldedTexts(
+    return RowTexts(
         [pc.list_element(tuples, i) for i in range(len(schema.fields))],
         np.full(count, int(lsn), np.int64),
         np.full(count, -1, np.int64),
-        pa.nulls(count, _TIME),
+        pa.repeat(pa.scalar(at, _TIME), count),
+        pa.repeat(COPIED, count),
         np.ones(count, np.bool_),
     )
 
 
-def fold_texts(changes: pa.Table, fold: Fold) -> FoldedTexts:
+def fold_texts(changes: pa.Table, fold: Fold) -> RowTexts:
     """Fold the changes of a table to the last one of each key.
 
     Args:
         changes: inserts, updates and deletes of `raw/changes`, in any order.
     """
-    events = _sorted(build_events(changes, fold))
-    codes = encode_keys([events.column(f"text_{index}") for index in fold.schema.key])
+    events, codes = _keyed_events(changes, fold)
     if fold.stats.is_full:
         rows, at = _keep_bag_remainder(events, codes, fold)
     else:
         rows = at = last_of_each(codes, np.arange(len(codes)))
+    return _texts_of(events, codes, rows, at, fold)
+
+
+def event_texts(changes: pa.Table, fold: Fold) -> RowTexts:
+    """Return the events of a table's changes, in order.
+
+    Args:
+        changes: as for `fold_texts`; not those of a multiset of whole old rows.
+    """
+    events, codes = _keyed_events(changes, fold)
+    every = np.arange(len(codes))
+    return _texts_of(events, codes, every, every, fold)
+
+
+def _keyed_events(changes: pa.Table, fold: Fold) -> tuple[pa.Table, Numbers]:
+    """Return the events of changes in order, and the number of each event's key."""
+    events = _sorted(build_events(changes, fold))
+    return events, encode_keys([events.column(f"text_{index}") for index in fold.schema.key])
+
+
+def _texts_of(events: pa.Table, codes: Numbers, rows: Numbers, at: Numbers, fold: Fold) -> RowTexts:
+    """Return some of the events, with the last known text of each value that a change leaves out.
+
+    Args:
+        codes: the number of each event's key.
+        rows: the events that are returned.
+        at: the events whose positions they get.
+    """
     is_content = _flags(events, "is_content")[rows]
     taken = events.take(pa.array(rows))
     texts = [one_array(taken.column(f"text_{i}")) for i in range(len(fold.schema.fields))]
@@ -97,11 +132,12 @@ def fold_texts(changes: pa.Table, fold: Fold) -> FoldedTexts:
         if fold.stats.has_old_tuples:
             origins = _find_origins(events, earlier, rows, fold)
     positions = events.take(pa.array(at))
-    return FoldedTexts(
+    return RowTexts(
         texts,
         positions.column("lsn").to_numpy(),
         positions.column("ordinal").to_numpy(),
         one_array(positions.column("commit_ts")),
+        one_array(positions.column("op")),
         is_content,
         unknown,
         origins,

@@ -18,16 +18,12 @@ from pgcdc_assets import failpoints
 from pgcdc_assets.merge.batch.casts import Casts
 from pgcdc_assets.merge.batch.column_types import arrow_schema
 from pgcdc_assets.merge.batch.commit import CommitConflict, create_table, read_rows, replace_rows
-from pgcdc_assets.merge.batch.contents import (
-    Contents,
-    NotInScope,
-    RequestedRows,
-    fresh_contents,
-    merge_contents,
-)
+from pgcdc_assets.merge.batch.contents import Contents, fresh_contents, merge_contents
 from pgcdc_assets.merge.batch.input import MOST_BYTES, TooLarge, read_input
-from pgcdc_assets.merge.batch.latest import fold_texts, read_snapshot_texts
-from pgcdc_assets.merge.batch.scope import ChooseImage, SmallMerge, find_small_merge
+from pgcdc_assets.merge.batch.latest import event_texts, fold_texts, read_snapshot_texts
+from pgcdc_assets.merge.batch.scope import ChooseKind, SmallMerge, find_small_merge
+from pgcdc_assets.merge.batch.typed_rows import NotInScope, RequestedRows
+from pgcdc_assets.merge.batch.versions import begin_versions, merge_versions
 from pgcdc_assets.merge.failures import explain
 from pgcdc_assets.merge.report import MergeFailure, MergeReport
 from pgcdc_assets.merge.step_report import begin_report
@@ -35,9 +31,9 @@ from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.raw.side_by_side import thread_count
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.tuning import tune
-from pgcdc_assets.tables.columns import LSN, RESCUED
+from pgcdc_assets.tables.columns import RESCUED
 from pgcdc_assets.tables.fence import read_fence
-from pgcdc_assets.tables.state import next_step, open_table, overtaken_error
+from pgcdc_assets.tables.state import ScdState, next_step, open_table, overtaken_error
 
 # The bound of the changes and snapshots that are in memory at once, beside `MOST_BYTES`.
 MOST_ROWS = 50_000
@@ -74,7 +70,7 @@ class SmallMerges:
 
     spark: SparkSession
     zone: RawZone
-    choose_image: ChooseImage
+    choose_kind: ChooseKind
     parallelism: int
     left: list[MergeTask] = field(default_factory=list)
 
@@ -83,7 +79,7 @@ class SmallMerges:
         group: list[SmallMerge] = []
         rows = size = 0
         for task in tasks:
-            found = find_small_merge(self.zone, task, self.choose_image)
+            found = find_small_merge(self.zone, task, self.choose_kind)
             if found is None:
                 self.left.append(task)
                 continue
@@ -156,10 +152,12 @@ class SmallMerges:
             try:
                 if tuples is not None:
                     assert plan.snapshot is not None
-                    texts = read_snapshot_texts(tuples, schema, plan.snapshot.snapshot_lsn)
+                    at = merge.task.snapshot_at if merge.task.scd == 2 else None
+                    texts = read_snapshot_texts(tuples, schema, plan.snapshot.snapshot_lsn, at)
                     copied = RequestedRows.request(texts, schema, casts)
                 if merge.fold is not None:
-                    changed = RequestedRows.request(fold_texts(rows, merge.fold), schema, casts)
+                    fold_rows = event_texts if merge.task.scd == 2 else fold_texts
+                    changed = RequestedRows.request(fold_rows(rows, merge.fold), schema, casts)
             except Exception:
                 # One table must not stop the others. Spark merges it, or explains what is wrong.
                 self.left.append(merge.task)
@@ -179,20 +177,21 @@ class SmallMerges:
         began = time.monotonic()
         task, schema = each.merge.task, each.merge.schema
         state, plan = task.state, task.plan
-        contents = self._contents(each, casts)
+        contents = self._versions(each, casts) if task.scd == 2 else self._contents(each, casts)
         step = next_step(self.zone, state, plan.epoch, plan.end)
         if state is None:
-            create_table(self.zone, task.path, schema, contents.rows, step)
+            begins_with = plan.snapshot.key if task.scd == 2 and plan.snapshot else None
+            create_table(self.zone, task.path, schema, contents, step, begins_with)
         else:
-            replace_rows(self.zone, state, contents.rows, step)
+            replace_rows(self.zone, state, contents, step)
         failpoints.reach(failpoints.AFTER_BATCH_COMMIT)
         return replace(
             begin_report(task),
             rows_inserted=contents.inserted,
             rows_updated=contents.updated,
             rows_deleted=contents.deleted,
-            rows_rescued=_count_rescued(contents.rows, int(plan.start)),
-            row_count=contents.rows.num_rows,
+            rows_rescued=_count_rescued(contents, schema.stored_position[0], int(plan.start)),
+            row_count=_count_rows(contents, state),
             version=0 if state is None else state.version + 1,
             seconds=share + time.monotonic() - began,
         )
@@ -221,6 +220,21 @@ class SmallMerges:
             found = merge_contents(before, typed, schema)
         return replace(found, inserted=found.inserted + inserted, deleted=found.deleted + removed)
 
+    def _versions(self, each: _Folded, casts: Casts) -> Contents:
+        """Return the versions of a history after a step without a TRUNCATE."""
+        task, schema = each.merge.task, each.merge.schema
+        epoch, inserted = task.plan.epoch, 0
+        if task.state is not None:
+            stored = read_rows(self.zone, task.state, schema)
+        else:
+            assert each.copied is not None
+            stored = begin_versions(each.copied.typed(casts).rows, epoch)
+            inserted = stored.num_rows
+        if each.changed is None:
+            return Contents(stored, inserted, ended=stored.slice(0, 0))
+        found = merge_versions(stored, each.changed.typed(casts), schema, epoch)
+        return replace(found, inserted=found.inserted + inserted)
+
     def _is_overtaken(self, task: MergeTask) -> bool:
         """Return whether another merge has written the table since its state was read."""
         table = open_table(self.zone.lake, task.path)
@@ -229,9 +243,20 @@ class SmallMerges:
         return read_fence(table, self.zone.name) != task.state.fence
 
 
-def _count_rescued(rows: pa.Table, start: int) -> int:
-    """Count the rows with a rescued value that the changes from an LSN on have written."""
-    is_rescued = pc.and_(
-        pc.is_valid(rows.column(RESCUED)), pc.greater_equal(rows.column(LSN), start)
-    )
-    return int(pc.sum(is_rescued).as_py() or 0)
+def _count_rescued(contents: Contents, lsn: str, start: int) -> int:
+    """Count the rows with a rescued value that the changes from an LSN on have written.
+
+    Args:
+        lsn: the name of the column with the LSN of a row's change.
+    """
+    is_new = pc.is_valid(pc.field(RESCUED)) & (pc.field(lsn) >= start)
+    written = (contents.rows, contents.ended)
+    return sum(rows.filter(is_new).num_rows for rows in written if rows is not None)
+
+
+def _count_rows(contents: Contents, state: ScdState | None) -> int | None:
+    """Count the rows of a table after a step; None if the state of a history has no count."""
+    if contents.ended is None:
+        return int(contents.rows.num_rows)
+    before = 0 if state is None else state.row_count
+    return None if before is None else before + contents.inserted

@@ -1,7 +1,8 @@
 """Which merges this process does without a Spark job for each table.
 
 Whatever is unusual is left to Spark: a change of columns, a re-snapshot, a table with features or
-columns of its owner.
+columns of its owner; of a history also a TRUNCATE, whole old rows, and columns that the source has
+dropped.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Lsn
@@ -26,6 +28,7 @@ from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.merge.write import table_properties
 from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.tables.compaction import has_many_small_files
 from pgcdc_assets.tables.properties import MAPPING
 from pgcdc_assets.tables.state import ScdState
 
@@ -47,8 +50,8 @@ _PLAIN_WRITER = 2
 _CONSTRAINTS = ("delta.constraints.", "delta.generationExpression", "delta.invariants")
 
 
-# Chooses the class that writes a current image; None for every other kind of table.
-ChooseImage = Callable[[MergeTask], TableKind | None]
+# Chooses the class that writes a table; None for a kind of table that only Spark merges.
+ChooseKind = Callable[[MergeTask], TableKind | None]
 
 
 @dataclass(frozen=True)
@@ -65,16 +68,14 @@ class SmallMerge:
     fold: Fold | None
 
 
-def find_small_merge(
-    zone: RawZone, task: MergeTask, choose_image: ChooseImage
-) -> SmallMerge | None:
+def find_small_merge(zone: RawZone, task: MergeTask, choose_kind: ChooseKind) -> SmallMerge | None:
     """Return the merge of a task, if it is in scope; otherwise None."""
     if os.environ.get(SMALL_TABLES) == APART:
         return None
     if not _is_small(task) or (task.state is None and not zone.lake.is_local):
         return None
     try:
-        kind = choose_image(task)
+        kind = choose_kind(task)
         if kind is None or find_changes(task) is not None:
             return None
         schema = _find_schema(kind)
@@ -88,21 +89,26 @@ def find_small_merge(
     if task.stats is None or not task.version_order:
         return SmallMerge(task, schema, None)
     fold = Fold(schema, task.stats)
-    return SmallMerge(task, schema, fold) if _is_usual_fold(fold) else None
+    is_usual = _is_usual_fold(fold) and (task.scd == 1 or _is_usual_history(fold))
+    return SmallMerge(task, schema, fold) if is_usual else None
 
 
 def _is_small(task: MergeTask) -> bool:
     plan = task.plan
     return (
-        task.scd == 1
-        and task.blocked_by is None
+        task.blocked_by is None
         and (task.stats is not None or plan.snapshot is not None)
         and plan.partial is None
         and (task.state is None or plan.snapshot is None)
         and task.row_count <= MOST_CHANGES
         and plan.change_bytes <= MOST_CHANGE_BYTES
-        and (task.state is None or task.state.size_bytes <= MOST_TABLE_BYTES)
+        and (task.state is None or _size_bytes(task.state) <= MOST_TABLE_BYTES)
+        and (task.scd == 1 or task.stats is None or not task.stats.truncates)
     )
+
+
+def _size_bytes(state: ScdState) -> int:
+    return int(pc.sum(state.current_files.column("size_bytes")).as_py() or 0)
 
 
 def _find_schema(kind: TableKind) -> TableSchema | None:
@@ -141,21 +147,25 @@ def _is_usual_table(kind: TableKind, state: ScdState, schema: TableSchema) -> bo
         is_plain = protocol.min_writer_version <= _PLAIN_WRITER
     else:
         is_plain = _FEATURES.issuperset(protocol.writer_features)
-    names = state.files.column("path").to_pylist()
+    names = state.current_files.column("path").to_pylist()
+    folder = "".join(f"{column}=true/" for column in kind.partitioned_by)
     return (
         is_plain
+        and {name for name, _, _ in schema.system} <= set(state.columns)
+        # Only Spark compacts the files of the ended versions, to which each step adds one.
+        and not (kind.partitioned_by and has_many_small_files(state.files))
         and not changes.needs_rewrite
         and not changes.missing
         and not fields_to_fill(state, schema)
         and follows_relation(state, schema)
         and kind.may_rewrite(state, schema)
         and not state.has_deletion_vectors
-        and not any(set("/:%") & set(name) for name in names)
+        and not any(set("/:%") & set(name.removeprefix(folder)) for name in names)
         and MAPPING not in properties
         and properties.get("delta.appendOnly", "").lower() != "true"
         and not any(name.startswith(_CONSTRAINTS) for name in properties)
         and not any(mark in state.schema for mark in _CONSTRAINTS)
-        and not state.table.metadata().partition_columns
+        and state.table.metadata().partition_columns == list(kind.partitioned_by)
     )
 
 
@@ -166,3 +176,7 @@ def _is_usual_fold(fold: Fold) -> bool:
         and not any(field.convert_default for field in fold.schema.fields)
         and not set(fold.unchanged) & set(fold.schema.key)
     )
+
+
+def _is_usual_history(fold: Fold) -> bool:
+    return not fold.stats.is_full and not fold.schema.retained

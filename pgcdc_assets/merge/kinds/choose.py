@@ -44,11 +44,15 @@ def choose_table_kind(spark: SparkSession, zone: RawZone, task: MergeTask) -> Ta
     return kind(spark, zone, task)
 
 
-def choose_current_image(
+def choose_small_kind(
     spark: SparkSession, zone: RawZone, task: MergeTask
-) -> CurrentImage | None:
-    """Choose the class that writes a table, as `choose_table_kind`; None for other kinds."""
+) -> CurrentImage | History | None:
+    """Choose the class that writes a table, as `choose_table_kind`; None for a kind that only Spark
+    merges: also for a history of some columns.
+    """
     kind = choose_table_kind(spark, zone, task)
+    if isinstance(kind, History):
+        return kind if task.plan.target.tracked is None else None
     return kind if isinstance(kind, CurrentImage) else None
 
 

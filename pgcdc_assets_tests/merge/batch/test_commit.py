@@ -40,7 +40,7 @@ from pgcdc_assets_tests.support.merge.small_tables import (
 pytestmark = pytest.mark.spark
 
 _POINTS = [failpoints.BEFORE_BATCH_COMMIT, failpoints.AFTER_BATCH_COMMIT]
-_KEYED = ("current_image", "whole_table", "truncated")
+_KEYED = ("current_image", "whole_table", "truncated", "history")
 _each_race = pytest.mark.parametrize("race", [RACES[name] for name in _KEYED], ids=_KEYED)
 
 
@@ -205,16 +205,19 @@ def test_changes_of_which_a_truncate_leaves_none_empty_the_table(
     assert merges_by_spark(path) == 0
 
 
+@pytest.mark.parametrize("scd", [1, 2])
 def test_the_state_after_a_commit_is_kept_as_it_would_be_read(
-    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch, scd: int
 ) -> None:
     """Also after a rescued value, without a row, and for the third version after a checkpoint."""
     landing = Landing(zone, [relation(column("id"), column("v", "date"))])
     landing.begin([["1", "2020-01-01"], ["2", None]])
     landing.land([])
-    target = CdcTable("shop", "items")
+    target = CdcTable("shop", "items", scd=(scd,))
     path = merge(spark, landing, target).path
-    steps = [[insert("3", "infinity")], [update("1", "infinity"), delete("2", None)], [truncate()]]
+    # Spark merges a TRUNCATE of a history.
+    empties = [truncate()] if scd == 1 else [delete(number, None) for number in "13"]
+    steps = [[insert("3", "infinity")], [update("1", "infinity"), delete("2", None)], empties]
     steps += [[insert(str(number), "2020-01-01")] for number in range(4, 14)]
     for step in steps:
         landing.land(step)
@@ -272,8 +275,9 @@ def test_many_versions_have_checkpoints_that_spark_reads(
 
 
 @pytest.mark.sampled
+@pytest.mark.parametrize("scd", [1, 2])
 def test_a_new_table_is_described_as_spark_describes_it(
-    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch, scd: int
 ) -> None:
     """Types, comments, the source's columns, properties and features are those of Spark."""
     columns = [
@@ -286,7 +290,7 @@ def test_a_new_table_is_described_as_spark_describes_it(
     values = (*_TYPES.values(), "12.50", '{a,"b,c",NULL}')
     landing.begin([["1", *values], ["2", *[None] * len(values)], ["3", *_ODD]])
     landing.land([])
-    target = CdcTable("shop", "items")
+    target = CdcTable("shop", "items", scd=(scd,))
     found = []
     for root in ("together", "by spark"):
         with monkeypatch.context() as patched:
@@ -303,6 +307,7 @@ def test_a_new_table_is_described_as_spark_describes_it(
                 json.loads(table.schema().to_json()),
                 metadata.configuration,
                 metadata.description,
+                metadata.partition_columns,
                 set(protocol.writer_features or ()),
                 set(protocol.reader_features or ()),
                 sorted(map(repr, rows.collect())),
@@ -333,8 +338,8 @@ _ODD = (
 
 
 def _position(landing: Landing, target: CdcTable) -> tuple[int, int] | None:
-    zone = landing.zone
-    return read_watermark(zone.lake, zone.name, target.schema, target.table, 1)
+    zone, (scd,) = landing.zone, target.scd
+    return read_watermark(zone.lake, zone.name, target.schema, target.table, scd)
 
 
 def _orphans(path: str) -> int:
@@ -342,4 +347,7 @@ def _orphans(path: str) -> int:
     named = set()
     for entry in Path(path, "_delta_log").glob("*.json"):
         named |= {part for part in entry.read_text().split('"') if part.endswith(".parquet")}
-    return len({file.name for file in Path(path).glob("*.parquet")} - named)
+    files = Path(path).rglob("*.parquet")
+    return len(
+        {str(file.relative_to(path)) for file in files if "_delta_log" not in str(file)} - named
+    )

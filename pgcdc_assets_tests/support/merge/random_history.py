@@ -22,7 +22,14 @@ from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.tuning import for_large
-from pgcdc_assets_tests.support.merge.history import Change, Landing, Versions, column, relation
+from pgcdc_assets_tests.support.merge.history import (
+    Change,
+    Landing,
+    Version,
+    Versions,
+    column,
+    relation,
+)
 from pgcdc_assets_tests.support.merge.small_tables import merge_by_spark
 
 _KEYS = 5
@@ -219,6 +226,24 @@ def stored_row(row: SparkRow) -> tuple[Any, ...]:
     """Return a row of the merged table in the form of `comparable_row`."""
     texts = (row["doc"], row["number"], row["note"], row["_rescued"] or {})
     return (*(row[name] for name in KEY), *map(repr, texts))
+
+
+def described_version(version: Version) -> tuple[Any, ...]:
+    """Return a version of the reference fold in a sortable form."""
+    place = (version.start, version.end or 0, version.end is None)
+    return (*comparable_row(version.row), *place, version.ordinal, version.op)
+
+
+def stored_versions(spark: SparkSession, path: str) -> list[tuple[Any, ...]]:
+    """Return the versions of a merged table in the form of `described_version`, in order."""
+    return sorted(
+        (
+            *stored_row(r),
+            *(r._valid_from_lsn, r._valid_to_lsn or 0, r._is_current),
+            *(r._ordinal, r._op),
+        )
+        for r in spark.read.format("delta").load(path).collect()
+    )
 
 
 def merge_as_if_large(monkeypatch: pytest.MonkeyPatch, is_wanted: bool) -> None:
