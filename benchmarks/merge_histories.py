@@ -44,10 +44,7 @@ def run() -> Iterator[Result]:
             books = {f"orders_{number:03d}": OrderBook(ROWS, number) for number in range(TABLES)}
             raw = RawOrders(folder, books)
             first = raw.land([])
-            windows = [
-                raw.land([(table, book.versions(CHANGES, 1, ROWS)) for table, book in books.items()])
-                for _ in range(_WARM_UP + REPETITIONS)
-            ]
+            windows = [_land(raw, books) for _ in range(_WARM_UP + REPETITIONS)]
             log(f"{TABLES} tables of {ROWS:,} rows landed")
             for way in (_TOGETHER, _BY_SPARK):
                 _merge(spark, raw, list(books), way, first)
@@ -65,6 +62,11 @@ def run() -> Iterator[Result]:
         spark.stop()
     name = f"merge_{TABLES}_histories_vs_spark"
     yield Result.of(name, seconds[_TOGETHER], seconds[_BY_SPARK], "s")
+
+
+def _land(raw: RawOrders, books: dict[str, OrderBook]) -> LsnWindow:
+    """Land a window with changes of every table."""
+    return raw.land([(table, book.versions(CHANGES, 1, ROWS)) for table, book in books.items()])
 
 
 def _merge(

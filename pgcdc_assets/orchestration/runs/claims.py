@@ -27,6 +27,7 @@ from dagster._utils.interrupts import capture_interrupts, pop_captured_interrupt
 from dagster_shared.error import SerializableErrorInfo
 
 from pgcdc_assets.orchestration.runs.interrupt_log import hide_interrupts
+from pgcdc_assets.orchestration.runs.lost_interrupts import repeat_lost_interrupts
 from pgcdc_assets.orchestration.runs.processes import ProcessIdentity
 
 PROCESS_TAG = "pgcdc/process"
@@ -88,6 +89,7 @@ def claimed_run(instance: dg.DagsterInstance, run: DagsterRun) -> Iterator[None]
     Blocks of one run may be nested.
     """
     hide_interrupts()
+    repeat_lost_interrupts()
     with writing_heartbeat(instance, run.run_id):
         try:
             yield
