@@ -118,7 +118,7 @@ def tune(spark: SparkSession, change_count: int, target_bytes: int, change_bytes
     Args:
         spark: the session.
         change_count: number of changes.
-        target_bytes: size of all files of the SCD table.
+        target_bytes: size of the files of the SCD table whose rows the merge may change.
         change_bytes: size of the changes as text.
     """
     if spark not in _first:

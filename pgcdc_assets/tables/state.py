@@ -125,8 +125,8 @@ class ScdState:
 
     @property
     def size_bytes(self) -> int:
-        """The total size of the files."""
-        return int(pc.sum(self.files.column("size_bytes")).as_py() or 0)
+        """The total size of the files whose rows a merge may change."""
+        return int(pc.sum(self.current_files.column("size_bytes")).as_py() or 0)
 
     @property
     def rescued(self) -> dict[str, int | None]:

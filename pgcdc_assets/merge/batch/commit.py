@@ -26,14 +26,14 @@ from deltalake.transaction import AddAction
 from pgcdc_assets import failpoints
 from pgcdc_assets.merge.batch.column_types import arrow_schema
 from pgcdc_assets.merge.batch.contents import Contents
-from pgcdc_assets.merge.batch.typed_rows import NotInScope
+from pgcdc_assets.merge.batch.events import NotInScope
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.merge.write import table_properties
 from pgcdc_assets.raw.delta_log import FOLDER, commit_path
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.checkpoints import keep_checkpoints
-from pgcdc_assets.tables.columns import IS_CURRENT
+from pgcdc_assets.tables.columns import IS_CURRENT, SCD2_COLUMNS
 from pgcdc_assets.tables.fence import Step, fence_transactions
 from pgcdc_assets.tables.own_commits import following
 from pgcdc_assets.tables.properties import BEGINS_WITH
@@ -45,7 +45,6 @@ _ENGINE = "pgcdc_assets"
 
 # The column that a history is partitioned by, and its values in the form of Delta's log.
 _TRUE, _FALSE = "true", "false"
-_CONSTANTS = {IS_CURRENT: True}
 
 # The bound of a table's rows in memory. The log has their compressed size only.
 MOST_ROW_BYTES = 64 * 1024 * 1024
@@ -65,6 +64,8 @@ def read_rows(zone: RawZone, state: ScdState, schema: TableSchema) -> pa.Table:
         OSError, pa.ArrowException: a file cannot be read.
     """
     target = arrow_schema(schema)
+    # A file has no values of the column that a history is partitioned by.
+    constants = {IS_CURRENT: True} if schema.system is SCD2_COLUMNS else {}
     files = filesystem(zone.lake, state.path)
     tables = []
     size = 0
@@ -81,8 +82,7 @@ def read_rows(zone: RawZone, state: ScdState, schema: TableSchema) -> pa.Table:
         columns = [
             found.column(field.name).cast(field.type)
             if field.name in found.column_names
-            # A file has no values of the column that the table is partitioned by.
-            else pa.repeat(pa.scalar(_CONSTANTS.get(field.name), field.type), found.num_rows)
+            else pa.repeat(pa.scalar(constants.get(field.name), field.type), found.num_rows)
             for field in target
         ]
         tables.append(pa.table(columns, schema=target))

@@ -23,6 +23,14 @@ from pgcdc_assets.merge.fold.table_schema import Layout
 
 Numbers = npt.NDArray[np.int64]
 
+# The bound of the values that changes leave out, of all changes of a table together. A history has
+# the value of a row once for each version.
+MOST_FILLED_BYTES = 64 * 1024 * 1024
+
+
+class NotInScope(Exception):
+    """The rows of a table need Spark. Nothing was written."""
+
 
 def build_events(changes: pa.Table, fold: Fold) -> pa.Table:
     """Turn inserts, updates and deletes into events, in any order.
@@ -157,6 +165,15 @@ def _is_left_out(rows: pa.Table, position: int) -> Flags:
     found = np.zeros(rows.num_rows, np.bool_)
     parents = pc.list_parent_indices(left_out).to_numpy()
     found[parents[pc.list_flatten(left_out).to_numpy() == position]] = True
+    return found
+
+
+def value_bytes(column: pa.ChunkedArray) -> Numbers:
+    """Return the bytes of each text or binary value; 0 for NULL and for other types."""
+    if column.type not in (pa.string(), pa.large_string(), pa.binary()):
+        return np.zeros(len(column), np.int64)
+    lengths = pc.fill_null(pc.binary_length(column), 0)
+    found: Numbers = lengths.to_numpy().astype(np.int64)
     return found
 
 

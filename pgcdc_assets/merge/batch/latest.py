@@ -17,11 +17,14 @@ import pyarrow.compute as pc
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.batch.equal_values import Flags
 from pgcdc_assets.merge.batch.events import (
+    MOST_FILLED_BYTES,
+    NotInScope,
     Numbers,
     build_events,
     encode_keys,
     last_of_each,
     one_array,
+    value_bytes,
 )
 from pgcdc_assets.merge.change_stats import COPIED
 from pgcdc_assets.merge.fold.events import Fold
@@ -83,6 +86,9 @@ def fold_texts(changes: pa.Table, fold: Fold) -> RowTexts:
 
     Args:
         changes: inserts, updates and deletes of `raw/changes`, in any order.
+
+    Raises:
+        NotInScope: a text that a change leaves out is nowhere to be found.
     """
     events, codes = _keyed_events(changes, fold)
     if fold.stats.is_full:
@@ -92,15 +98,19 @@ def fold_texts(changes: pa.Table, fold: Fold) -> RowTexts:
     return _texts_of(events, codes, rows, at, fold)
 
 
-def event_texts(changes: pa.Table, fold: Fold) -> RowTexts:
+def event_texts(changes: pa.Table, fold: Fold, most_bytes: int) -> RowTexts:
     """Return the events of a table's changes, in order.
 
     Args:
         changes: as for `fold_texts`; not those of a multiset of whole old rows.
+        most_bytes: the bound of the texts that changes leave out.
+
+    Raises:
+        NotInScope: these texts exceed the bound, or a text is nowhere to be found.
     """
     events, codes = _keyed_events(changes, fold)
     every = np.arange(len(codes))
-    return _texts_of(events, codes, every, every, fold)
+    return _texts_of(events, codes, every, every, fold, most_bytes)
 
 
 def _keyed_events(changes: pa.Table, fold: Fold) -> tuple[pa.Table, Numbers]:
@@ -109,7 +119,14 @@ def _keyed_events(changes: pa.Table, fold: Fold) -> tuple[pa.Table, Numbers]:
     return events, encode_keys([events.column(f"text_{index}") for index in fold.schema.key])
 
 
-def _texts_of(events: pa.Table, codes: Numbers, rows: Numbers, at: Numbers, fold: Fold) -> RowTexts:
+def _texts_of(
+    events: pa.Table,
+    codes: Numbers,
+    rows: Numbers,
+    at: Numbers,
+    fold: Fold,
+    most_bytes: int = MOST_FILLED_BYTES,
+) -> RowTexts:
     """Return some of the events, with the last known text of each value that a change leaves out.
 
     Args:
@@ -123,12 +140,20 @@ def _texts_of(events: pa.Table, codes: Numbers, rows: Numbers, at: Numbers, fold
     unknown, origins = {}, list[pa.Array]()
     if fold.unknown:
         earlier = _earlier_events(events, codes)
+        is_row = _flags(events, "is_content")
         for index in fold.unknown:
-            column = events.column(f"text_{index}")
-            source = _find_known(earlier, ~_flags(events, f"unknown_{index}"))[rows]
-            texts[index] = one_array(column.take(pa.array(np.where(is_content, source, rows))))
-            is_missing = _flags(events, f"unknown_{index}") | ~_flags(events, "is_content")
-            unknown[index] = is_content & is_missing[source]
+            column, is_left_out = events.column(f"text_{index}"), _flags(events, f"unknown_{index}")
+            source = _find_known(earlier, ~is_left_out)[rows]
+            if (is_content & ~is_row[source]).any():
+                # A departure of the same key belongs to another row: the key of the settings is a
+                # part of the replica identity.
+                raise NotInScope
+            source = np.where(is_content, source, rows)
+            most_bytes -= int(value_bytes(column)[source].sum())
+            if most_bytes < 0:
+                raise NotInScope
+            texts[index] = one_array(column.take(pa.array(source)))
+            unknown[index] = is_content & is_left_out[source]
         if fold.stats.has_old_tuples:
             origins = _find_origins(events, earlier, rows, fold)
     positions = events.take(pa.array(at))

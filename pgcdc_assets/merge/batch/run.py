@@ -19,10 +19,11 @@ from pgcdc_assets.merge.batch.casts import Casts
 from pgcdc_assets.merge.batch.column_types import arrow_schema
 from pgcdc_assets.merge.batch.commit import CommitConflict, create_table, read_rows, replace_rows
 from pgcdc_assets.merge.batch.contents import Contents, fresh_contents, merge_contents
+from pgcdc_assets.merge.batch.events import MOST_FILLED_BYTES, NotInScope
 from pgcdc_assets.merge.batch.input import MOST_BYTES, TooLarge, read_input
 from pgcdc_assets.merge.batch.latest import event_texts, fold_texts, read_snapshot_texts
 from pgcdc_assets.merge.batch.scope import ChooseKind, SmallMerge, find_small_merge
-from pgcdc_assets.merge.batch.typed_rows import NotInScope, RequestedRows
+from pgcdc_assets.merge.batch.typed_rows import RequestedRows
 from pgcdc_assets.merge.batch.versions import begin_versions, merge_versions
 from pgcdc_assets.merge.failures import explain
 from pgcdc_assets.merge.report import MergeFailure, MergeReport
@@ -112,7 +113,7 @@ class SmallMerges:
         try:
             tune(self.spark, casts.row_count, 0)
             casts.run(self.spark)
-        except (PySparkException, Py4JError):
+        except (PySparkException, Py4JError, pa.ArrowException):
             # The texts that Spark cannot read, or its server, are explained by Spark's merge.
             self.left += [merge.task for merge in group]
             return
@@ -146,6 +147,7 @@ class SmallMerges:
 
     def _fold(self, group: Sequence[SmallMerge], casts: Casts) -> Iterator[_Folded]:
         changes, copies = read_input(self.zone, group)
+        left_bytes = MOST_FILLED_BYTES
         for merge, rows, tuples in zip(group, changes, copies, strict=True):
             schema, plan = merge.schema, merge.task.plan
             copied = changed = None
@@ -155,9 +157,12 @@ class SmallMerges:
                     at = merge.task.snapshot_at if merge.task.scd == 2 else None
                     texts = read_snapshot_texts(tuples, schema, plan.snapshot.snapshot_lsn, at)
                     copied = RequestedRows.request(texts, schema, casts)
-                if merge.fold is not None:
-                    fold_rows = event_texts if merge.task.scd == 2 else fold_texts
-                    changed = RequestedRows.request(fold_rows(rows, merge.fold), schema, casts)
+                if merge.fold is not None and merge.task.scd == 2:
+                    texts = event_texts(rows, merge.fold, left_bytes)
+                    left_bytes -= sum(texts.columns[i].nbytes for i in merge.fold.unknown)
+                    changed = RequestedRows.request(texts, schema, casts)
+                elif merge.fold is not None:
+                    changed = RequestedRows.request(fold_texts(rows, merge.fold), schema, casts)
             except Exception:
                 # One table must not stop the others. Spark merges it, or explains what is wrong.
                 self.left.append(merge.task)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Lsn
@@ -102,13 +101,9 @@ def _is_small(task: MergeTask) -> bool:
         and (task.state is None or plan.snapshot is None)
         and task.row_count <= MOST_CHANGES
         and plan.change_bytes <= MOST_CHANGE_BYTES
-        and (task.state is None or _size_bytes(task.state) <= MOST_TABLE_BYTES)
+        and (task.state is None or task.state.size_bytes <= MOST_TABLE_BYTES)
         and (task.scd == 1 or task.stats is None or not task.stats.truncates)
     )
-
-
-def _size_bytes(state: ScdState) -> int:
-    return int(pc.sum(state.current_files.column("size_bytes")).as_py() or 0)
 
 
 def _find_schema(kind: TableKind) -> TableSchema | None:

@@ -13,7 +13,14 @@ import pyarrow.compute as pc
 from pgcdc_assets.merge.batch.casts import Casts
 from pgcdc_assets.merge.batch.column_types import arrow_schema
 from pgcdc_assets.merge.batch.equal_values import Flags
-from pgcdc_assets.merge.batch.events import Numbers, encode_keys, one_array
+from pgcdc_assets.merge.batch.events import (
+    MOST_FILLED_BYTES,
+    NotInScope,
+    Numbers,
+    encode_keys,
+    one_array,
+    value_bytes,
+)
 from pgcdc_assets.merge.batch.latest import RowTexts
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.tables.columns import (
@@ -27,10 +34,6 @@ from pgcdc_assets.tables.columns import (
 )
 
 _RESCUED = pa.map_(pa.string(), pa.string())
-
-
-class NotInScope(Exception):
-    """The rows of a table need Spark. Nothing was written."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +160,11 @@ def with_stored_values(
 
     Args:
         sources: the row of the table that a row was before; -1 without a row.
+
+    Raises:
+        NotInScope: a value is nowhere to be found, or the values exceed `MOST_FILLED_BYTES`.
     """
-    rows = typed.rows
+    rows, left = typed.rows, MOST_FILLED_BYTES
     rescued = stored.column(RESCUED)
     for index, is_unknown in typed.texts.unknown.items():
         wanted = is_unknown & applies
@@ -172,10 +178,13 @@ def with_stored_values(
             # The text of the value that is taken may be there.
             raise NotInScope
         name = schema.fields[index].name
+        column, wanted_rows = stored.column(name), sources[wanted]
+        left -= int(value_bytes(column)[wanted_rows].sum())
+        is_repeated = len(np.unique(wanted_rows)) < len(wanted_rows)
+        if left < 0 or (is_repeated and pa.types.is_nested(column.type)):
+            raise NotInScope
         values = pc.if_else(
-            pa.array(wanted),
-            one_array(stored.column(name).take(source)),
-            one_array(rows.column(name)),
+            pa.array(wanted), one_array(column.take(source)), one_array(rows.column(name))
         )
         rows = rows.set_column(index, rows.schema.field(index), values)
     return rows

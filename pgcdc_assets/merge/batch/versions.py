@@ -15,13 +15,8 @@ import pyarrow.compute as pc
 
 from pgcdc_assets.merge.batch.contents import Contents
 from pgcdc_assets.merge.batch.equal_values import Flags, is_same
-from pgcdc_assets.merge.batch.events import Numbers, one_array
-from pgcdc_assets.merge.batch.typed_rows import (
-    NotInScope,
-    TypedRows,
-    encode_rows,
-    with_stored_values,
-)
+from pgcdc_assets.merge.batch.events import NotInScope, Numbers, one_array
+from pgcdc_assets.merge.batch.typed_rows import TypedRows, encode_rows, with_stored_values
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.tables.columns import (
     IS_CURRENT,

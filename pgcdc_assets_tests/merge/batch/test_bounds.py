@@ -8,11 +8,18 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.merge import MergeReport, merge_tables
-from pgcdc_assets.merge.batch import commit
+from pgcdc_assets.merge.batch import commit, latest, run, typed_rows
 from pgcdc_assets.merge.batch import input as batch_input
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets_tests.support.merge.history import Landing, column, insert, relation, update
+from pgcdc_assets_tests.support.merge.history import (
+    Landing,
+    column,
+    delete,
+    insert,
+    relation,
+    update,
+)
 from pgcdc_assets_tests.support.merge.one_table import merge
 from pgcdc_assets_tests.support.merge.small_tables import merge_together, merges_by_spark
 
@@ -101,3 +108,35 @@ def test_a_window_with_whole_pages_of_wal_is_not_left_to_spark(
     merge(spark, landing, _TARGET)
     assert merges_by_spark(path) == before
     assert _rows(spark, path) == [(1, "b")]
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("is_stored", [True, False], ids=["of the table", "of a change"])
+def test_a_history_with_many_copies_of_a_large_value_is_left_to_spark(
+    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch, is_stored: bool
+) -> None:
+    """A version has the whole value, also if its change leaves the value out."""
+    for module in (latest, typed_rows, run):
+        monkeypatch.setattr(module, "MOST_FILLED_BYTES", 3 * len(_LARGE))
+    items = relation(column("id"), column("v", "text"), column("n"))
+    landing = Landing(zone, [items])
+    target = CdcTable("shop", "items", scd=(2,))
+    landing.begin([["1", _LARGE, "0"]] if is_stored else [])
+    landing.land([])
+    path = merge(spark, landing, target).path
+
+    def change(first: int, count: int) -> None:
+        rows = [update("1", None, str(n), unchanged=(1,)) for n in range(first, first + count)]
+        if not is_stored:
+            rows.insert(0, insert("1", _LARGE, "0"))
+            rows.append(delete("1", None, None))
+        landing.land(rows)
+        merge(spark, landing, target)
+
+    change(1, 2)
+    assert merges_by_spark(path) == 0
+    change(3, 4)
+    assert merges_by_spark(path) > 0
+    found = spark.read.format("delta").load(path).collect()
+    assert {row["v"] for row in found} == {_LARGE}
+    assert len(found) == (7 if is_stored else 8)

@@ -1,0 +1,77 @@
+"""Tables at the border of what is merged without Spark: both ways have the same rows."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets_tests.support.merge.history import (
+    Landing,
+    column,
+    delete,
+    insert,
+    relation,
+    update,
+)
+from pgcdc_assets_tests.support.merge.one_table import merge
+from pgcdc_assets_tests.support.merge.small_tables import (
+    merge_by_spark,
+    merge_together,
+    merges_by_spark,
+)
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.mark.parametrize("scd", [1, 2])
+@pytest.mark.parametrize("together", [True, False], ids=["together", "by spark"])
+def test_a_part_of_the_identity_as_key_never_takes_a_value_of_another_row(
+    spark: SparkSession,
+    zone: RawZone,
+    monkeypatch: pytest.MonkeyPatch,
+    scd: int,
+    together: bool,
+) -> None:
+    """The old row of the key leaves between the insert and the update of the new row."""
+    (merge_together if together else merge_by_spark)(monkeypatch)
+    columns = [column("a", is_key=True), column("b", is_key=True), column("doc", "text")]
+    landing = Landing(zone, [relation(*columns, key=(), identity="i")])
+    target = CdcTable("shop", "items", scd=(scd,), key=("a",))
+    landing.begin([["1", "1", "old"]])
+    landing.land([])
+    path = merge(spark, landing, target).path
+    landing.land(
+        [insert("1", "2", "new"), delete("1", "1", None), update("1", "2", None, unchanged=(2,))]
+    )
+    merge(spark, landing, target)
+    rows = spark.read.format("delta").load(path).where("b = 2")
+    if scd == 2:
+        rows = rows.where("_is_current")
+    assert [row["doc"] for row in rows.collect()] == ["new"]
+
+
+def test_a_source_column_with_the_name_of_a_column_of_histories_is_null_in_older_rows(
+    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files from before the column do not have it. An SCD1 table may have such a column."""
+    merge_together(monkeypatch)
+    before = relation(column("id"), column("v", "text"))
+    after = relation(column("id"), column("v", "text"), column("_is_current", "bool"))
+    landing = Landing(zone, [before, after])
+    landing.begin([["1", "a"]])
+    landing.land([])
+    target = CdcTable("shop", "items")
+    path = merge(spark, landing, target).path
+    # As large as a table of which a MERGE leaves the older file.
+    with monkeypatch.context() as patched:
+        patched.setattr("pgcdc_assets.merge.kinds.current_image.is_tiny", lambda *_: False)
+        landing.land([insert("2", "b", "t", version=2)])
+        merge(spark, landing, target)
+    by_spark = merges_by_spark(path)
+    landing.land([insert("3", "c", "f", version=2)])
+    merge(spark, landing, target)
+    assert merges_by_spark(path) == by_spark
+    found = spark.read.format("delta").load(path).collect()
+    assert {row["id"]: row["_is_current"] for row in found} == {1: None, 2: True, 3: False}
