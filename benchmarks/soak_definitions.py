@@ -64,7 +64,9 @@ def _list_old(loaded: DeltaTable, hours: int, *, is_full: bool) -> set[str]:
 
 vacuum._list_old = _list_old
 table._PROPERTIES[LOG_RETENTION] = INTERVAL
-changes.FILE_RETENTION = INTERVAL
+# The maintenance of the raw zone, each 256 windows, sees a replaced file once more before the log
+# forgets the file.
+changes.FILE_RETENTION = f"interval {KEEP_SECONDS + 180} seconds"
 # At least an hour, because VACUUM counts whole hours. With less it would delete the files that a
 # running merge has written.
 maintenance._LEAST_HOURS = KEEP_SECONDS / 3600

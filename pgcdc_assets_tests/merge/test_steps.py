@@ -27,6 +27,7 @@ from pgcdc_assets.tables.state import read_watermark, table_path
 from pgcdc_assets_tests.support.merge.history import Landing, column, insert, relation, update
 from pgcdc_assets_tests.support.merge.one_table import log_of, merge
 from pgcdc_assets_tests.support.merge.pipeline import Pipeline
+from pgcdc_assets_tests.support.merge.small_tables import merge_by_spark, merge_together
 
 pytestmark = pytest.mark.spark
 
@@ -98,10 +99,9 @@ def test_a_backlog_of_fifty_windows_is_merged_in_commits_within_the_limit(
         assert (report.steps, report.windows_folded) == (WINDOWS // PER_STEP, WINDOWS)
         assert report.changes_read == 2 * WINDOWS
         marks = _steps(report.path, far_behind.zone.app_id(1))
-        # The first step of small SCD1 tables is one commit.
-        copied = [int(far_behind.windows[0].start)] if scd == 2 else []
-        assert marks == [*copied, *ends]
-        assert len(log_of(report.path)) == (len(marks) if scd == 2 else 0)
+        # The first step of small tables is one commit.
+        assert marks == ends
+        assert log_of(report.path) == []
     rows = _rows(spark, reports[1].path)  # type: ignore[union-attr]
     assert len(rows) == WINDOWS + 1
     assert rows[0][:2] == (0, f"update {WINDOWS - 1}")
@@ -112,6 +112,7 @@ def test_a_backlog_of_fifty_windows_is_merged_in_commits_within_the_limit(
 def test_the_next_merge_continues_after_the_newest_step(
     spark: SparkSession, far_behind: Landing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    merge_by_spark(monkeypatch)
     done: list[int] = []
     real = run.merge_table
 
@@ -143,24 +144,27 @@ def test_the_next_merge_continues_after_the_newest_step(
 
 @pytest.mark.slow
 @pytest.mark.soak
+@pytest.mark.parametrize("by_spark", [True, False], ids=["by spark", "together"])
 def test_a_merge_that_is_killed_between_two_steps_has_committed_the_first(
-    far_behind: Landing,
+    far_behind: Landing, monkeypatch: pytest.MonkeyPatch, by_spark: bool
 ) -> None:
     """The merge runs in a child process. The next process continues after the first step."""
+    (merge_by_spark if by_spark else merge_together)(monkeypatch)
     target = CdcTable("shop", "items", (2,))
     path = table_path(far_behind.zone.lake, far_behind.zone.name, "shop", "items", 2)
     ends = [int(far_behind.windows[n].end) for n in range(PER_STEP - 1, WINDOWS, PER_STEP)]
-    copied = int(far_behind.windows[0].start)
+    # Spark's first step has a commit for the snapshot.
+    copied = [int(far_behind.windows[0].start)] if by_spark else []
     arguments = (target.qualified_name, far_behind.windows[-1].key, str(2 * PER_STEP))
 
     killed = _merge_in_process(far_behind, *arguments, failpoint="after_merge_step")
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
-    assert _steps(path, far_behind.zone.app_id(1)) == [copied, ends[0]]
+    assert _steps(path, far_behind.zone.app_id(1)) == [*copied, ends[0]]
 
     continued = _merge_in_process(far_behind, *arguments)
     assert continued.returncode == 0, continued.stderr[-2000:]
     assert continued.stdout.split() == [str(WINDOWS // PER_STEP - 1), str(2 * WINDOWS + 1)]
-    assert _steps(path, far_behind.zone.app_id(1)) == [copied, *ends]
+    assert _steps(path, far_behind.zone.app_id(1)) == [*copied, *ends]
 
 
 def _merge_in_process(
@@ -205,6 +209,7 @@ def test_rows_of_a_megabyte_are_merged_in_several_partitions(pipeline: Pipeline)
 def test_the_bytes_of_a_snapshot_determine_the_size_of_its_merge(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    merge_by_spark(monkeypatch)
     sizes = []
 
     def recorded(session: SparkSession, changes: int, target_bytes: int, change_bytes: int) -> None:
