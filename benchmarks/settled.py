@@ -26,7 +26,7 @@ from pgcdc_assets.tables.maintenance import maintain_table
 TABLES = scaled(6, least=2)
 ROWS = 5_000
 REPETITIONS = 3
-KEEP_HOURS = 168
+KEEP_HOURS = 24
 _VERSIONS = 5
 
 
@@ -76,8 +76,12 @@ def _maintain(lake: Lake, paths: list[str]) -> None:
 
 
 def _optimize_and_vacuum(spark: SparkSession, paths: list[str]) -> None:
-    unused = {"spark.databricks.delta.vacuum.retentionWindowIgnore.enabled": "false"}
-    with own_sessions(spark, 1) as (opened,), session_settings(opened, unused):
+    delta = "spark.databricks.delta"
+    settings = {
+        f"{delta}.vacuum.retentionWindowIgnore.enabled": "false",
+        f"{delta}.retentionDurationCheck.enabled": "false",
+    }
+    with own_sessions(spark, 1) as (opened,), session_settings(opened, settings):
         for path in paths:
             opened.sql(f"OPTIMIZE {delta_table(path)}").collect()
             opened.sql(f"VACUUM {delta_table(path)} RETAIN {KEEP_HOURS} HOURS").collect()
