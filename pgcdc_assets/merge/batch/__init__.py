@@ -14,7 +14,7 @@ changes, one cast of texts to types, and a small file and a commit for each tabl
     casts: ONE Spark projection              |
     for the texts of all tables              |
           |                                  v
-          +----------> contents: rows of the table after the step
+          +----------> images: rows of a current image after the step
                        versions: of a history, the current versions, and those that end
                                  |
                                  v

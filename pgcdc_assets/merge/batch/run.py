@@ -18,8 +18,9 @@ from pgcdc_assets import failpoints
 from pgcdc_assets.merge.batch.casts import Casts
 from pgcdc_assets.merge.batch.column_types import arrow_schema
 from pgcdc_assets.merge.batch.commit import CommitConflict, create_table, read_rows, replace_rows
-from pgcdc_assets.merge.batch.contents import Contents, fresh_contents, merge_contents
+from pgcdc_assets.merge.batch.contents import Contents
 from pgcdc_assets.merge.batch.events import MOST_FILLED_BYTES, NotInScope
+from pgcdc_assets.merge.batch.images import fresh_contents, merge_contents
 from pgcdc_assets.merge.batch.input import MOST_BYTES, TooLarge, read_input
 from pgcdc_assets.merge.batch.latest import event_texts, fold_texts, read_snapshot_texts
 from pgcdc_assets.merge.batch.scope import ChooseKind, SmallMerge, find_small_merge
