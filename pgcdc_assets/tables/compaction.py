@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -37,13 +38,23 @@ _PARTITION = "partition."
 _CLUSTERING = "clustering"
 
 
-def has_many_small_files(files: pa.Table) -> bool:
+def has_many_small_files(files: pa.Table, further: int = 0) -> bool:
     """Return whether a merge should compact the table.
 
     Args:
         files: the add actions from delta-rs, flattened.
+        further: files beyond the usual limit.
     """
-    return _most_files(files, SMALL_FILE_BYTES) >= MOST_SMALL_FILES
+    return _most_files(files, SMALL_FILE_BYTES) >= MOST_SMALL_FILES + further
+
+
+def needs_compaction(path: str, files: pa.Table) -> bool:
+    """Return whether a table to which each merge adds a file has to be compacted now.
+
+    The limits of tables differ. Tables that are merged together reach theirs at different merges,
+    and no merge has to compact all of them.
+    """
+    return has_many_small_files(files, crc32(path.encode()) % MOST_SMALL_FILES)
 
 
 def needs_optimize(lake: Lake, path: str, table: DeltaTable) -> bool:

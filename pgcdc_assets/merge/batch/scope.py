@@ -27,7 +27,7 @@ from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.merge.write import table_properties
 from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.tables.compaction import has_many_small_files
+from pgcdc_assets.tables.compaction import needs_compaction
 from pgcdc_assets.tables.properties import MAPPING
 from pgcdc_assets.tables.state import ScdState
 
@@ -148,7 +148,7 @@ def _is_usual_table(kind: TableKind, state: ScdState, schema: TableSchema) -> bo
         is_plain
         and {name for name, _, _ in schema.system} <= set(state.columns)
         # Only Spark compacts the files of the ended versions, to which each step adds one.
-        and not (kind.partitioned_by and has_many_small_files(state.files))
+        and not (kind.partitioned_by and needs_compaction(state.path, state.files))
         and not changes.needs_rewrite
         and not changes.missing
         and not fields_to_fill(state, schema)
