@@ -10,6 +10,7 @@ from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.state import read_watermark, table_path
 from pgcdc_assets_tests.support.merge.races import RACES
+from pgcdc_assets_tests.support.merge.small_tables import merge_by_spark
 from pgcdc_assets_tests.support.merge.store_merges import StoreMerges
 from pgcdc_assets_tests.support.object_store import StoreProxy, check_commits
 from pgcdc_assets_tests.support.object_store_proxy import Fault
@@ -26,7 +27,12 @@ def store_zone(s3_lake: Lake) -> RawZone:
 
 
 @pytest.fixture
-def merges(store_zone: RawZone) -> Iterator[StoreMerges]:
+def merges(
+    store_zone: RawZone, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> Iterator[StoreMerges]:
+    """Return merges of which Spark makes those of a history."""
+    if kind == "history":
+        merge_by_spark(monkeypatch)
     merges = StoreMerges(store_zone)
     yield merges
     merges.close()
