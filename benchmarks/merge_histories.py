@@ -14,19 +14,16 @@ from unittest.mock import patch
 
 from pyspark.sql import SparkSession
 
-from benchmarks.orders import SCHEMA, OrderBook
+from benchmarks.orders import OrderBook
 from benchmarks.raw_orders import RawOrders
 from benchmarks.results import Result
 from benchmarks.scale import roomy_folder, scaled
-from benchmarks.side_by_side import contents, fold_each, timed
+from benchmarks.side_by_side import contents, fold_each, merge_ours, path_of, timed
 from benchmarks.source import log
 from benchmarks.turns import in_turns
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.merge import MergeFailure, merge_tables
 from pgcdc_assets.merge.batch.scope import APART, SMALL_TABLES
-from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.session import spark_session
-from pgcdc_assets.tables.state import table_path
 
 TABLES = scaled(20, least=2)
 ROWS = 1_000
@@ -72,12 +69,9 @@ def _land(raw: RawOrders, books: dict[str, OrderBook]) -> LsnWindow:
 def _merge(
     spark: SparkSession, raw: RawOrders, tables: list[str], way: str, through: LsnWindow
 ) -> None:
-    targets = [CdcTable(SCHEMA, table, scd=(2,)) for table in tables]
     environment = {SMALL_TABLES: APART} if way == _BY_SPARK else {}
     with patch.dict(os.environ, environment):
-        for report in merge_tables(spark, raw.zone, targets, through, root=_root(raw, way)):
-            if isinstance(report, MergeFailure):
-                raise SystemExit(f"{report.table} was not merged: {report.error}")
+        merge_ours(spark, raw, tables, through, 2, _root(raw, way))
 
 
 def _root(raw: RawOrders, way: str) -> str:
@@ -89,7 +83,7 @@ def _check(spark: SparkSession, raw: RawOrders, books: dict[str, OrderBook]) -> 
     for table, book in books.items():
         found = []
         for way in (_TOGETHER, _BY_SPARK):
-            path = table_path(raw.zone.lake, raw.zone.name, SCHEMA, table, 2, _root(raw, way))
+            path = path_of(raw, table, 2, _root(raw, way))
             found.append((contents(spark, path), contents(spark, path, "_is_current")))
         if found[0] != found[1] or found[0][1][0] != book.row_count:
             raise SystemExit(

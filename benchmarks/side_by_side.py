@@ -47,17 +47,22 @@ def merge_ours(
     tables: Sequence[str],
     through: LsnWindow,
     scd: int = 1,
+    root: str | None = None,
 ) -> None:
-    """Fold tables through a window's end. A failed table ends the benchmark."""
+    """Fold tables through a window's end. A failed table ends the benchmark.
+
+    Args:
+        root: as in `merge_tables`.
+    """
     targets = [CdcTable(SCHEMA, table, scd=(scd,)) for table in tables]
-    for report in merge_tables(spark, raw.zone, targets, through):
+    for report in merge_tables(spark, raw.zone, targets, through, root=root):
         if isinstance(report, MergeFailure):
             raise SystemExit(f"{report.table} was not merged: {report.error}")
 
 
-def path_of(raw: RawOrders, table: str, scd: int = 1) -> str:
+def path_of(raw: RawOrders, table: str, scd: int = 1, root: str | None = None) -> str:
     """Return the path of a table of the package."""
-    return table_path(raw.zone.lake, raw.zone.name, SCHEMA, table, scd)
+    return table_path(raw.zone.lake, raw.zone.name, SCHEMA, table, scd, root)
 
 
 def contents(spark: SparkSession, path: str, condition: str = "true") -> Contents:
