@@ -100,7 +100,11 @@ class SessionConnections:
         self.end_stream()
         options = self._prepare(conn, epoch, captured_through)
         stream = self._open_stream(conn, captured_through, options)
-        self.source = SourceStream(stream, captured, conn, captured_through, epoch)
+        try:
+            self.source = SourceStream(stream, captured, conn, captured_through, epoch)
+        except BaseException:
+            stream.close()
+            raise
         self.has_streamed = True
         self._diagnostics.begin(conn)
         self._heartbeats.begin(conn, epoch, captured_through, stream.is_standby)

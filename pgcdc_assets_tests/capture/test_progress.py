@@ -8,10 +8,13 @@ from threading import Thread
 
 import pytest
 
+from pgcdc_assets.activity import Activity, watched_by
 from pgcdc_assets.capture.limits import CaptureLimits
 from pgcdc_assets.capture.meter import Phase
 from pgcdc_assets.capture.progress import ProgressReport, Report, SourceReport
 from pgcdc_assets.capture.session import CaptureSession
+from pgcdc_assets.postgres.stream.request import StreamSettings
+from pgcdc_assets.postgres.stream.transport import WireSettings
 from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.waits import wait_until
 
@@ -20,6 +23,19 @@ pytestmark = pytest.mark.postgres
 OFTEN = CaptureLimits(report_seconds=0.1)
 
 SECRET = "a value of a row"
+
+
+class _Watcher:
+    """Keeps the activities that have ended."""
+
+    def __init__(self) -> None:
+        self.seen: list[Activity] = []
+
+    def began(self, activity: Activity) -> None:
+        pass
+
+    def ended(self, activity: Activity) -> None:
+        self.seen.append(activity)
 
 
 @pytest.mark.every_pg
@@ -63,6 +79,22 @@ def test_a_session_reports_its_source_and_where_its_time_goes(capturing: Capturi
     assert phases[Phase.WAITING] > 0 and phases[Phase.DECODING] > 0
     assert phases[Phase.WRITING] > 0 and phases[Phase.COMMITTING] > 0
     assert sum(phases.values()) == pytest.approx(landed.seconds, abs=0.2)
+
+
+def test_a_landing_is_an_activity_with_the_count_of_its_changes(capturing: Capturing) -> None:
+    """The rows arrive in several batches."""
+    capturing.begin("create table t (id int, v text)")
+    capturing.database.execute(
+        "insert into t select i, repeat('x', 100) from generate_series(1, 1000) i"
+    )
+    window = capturing.window()
+    watcher = _Watcher()
+    small = CaptureLimits(stream=StreamSettings(wire=WireSettings(batch_bytes=16 * 1024)))
+    with watched_by(watcher):
+        assert capturing.capture(window, small).row_count == 1000
+    (landing,) = watcher.seen
+    assert (landing.name, landing.unit) == (f"capture of window {window.key}", "changes")
+    assert (landing.count, landing.is_done) == (1000, True)
 
 
 def test_a_landing_that_waits_is_reported_with_the_statistics_of_its_slot(

@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread, Timer
+from typing import NoReturn
 
 import pytest
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.capture.limits import CaptureLimits
 from pgcdc_assets.demo.server import EmbeddedServer, StopMode
-from pgcdc_assets.errors import ConnectionLost, SlotBusy, SlotMissing
+from pgcdc_assets.errors import ConnectionLost, SlotBusy, SlotMissing, TransientError
 from pgcdc_assets.postgres.stream.request import StreamSettings
 from pgcdc_assets.postgres.stream.transport import WireSettings
 from pgcdc_assets.raw.lake import Lake
@@ -201,3 +202,35 @@ def test_a_session_that_loses_its_lease_takes_it_again(capturing: Capturing) -> 
         ):
             session.land(third)
     assert len(capturing.rows()) == 2
+
+
+def test_a_question_over_a_lost_lease_names_its_session(capturing: Capturing) -> None:
+    capturing.begin("create table t (id int)")
+    with capturing.session() as session:
+        session.read_current_lsn()
+        ((pid, name),) = capturing.sessions()
+        assert name == "pgcdc lease test"
+        capturing.database.value("select pg_terminate_backend(%s, 5000)", (pid,))
+        with pytest.raises(ConnectionLost, match="session 'pgcdc lease test'"):
+            session.read_current_lsn()
+        assert session.read_current_lsn() > 0
+
+
+def test_a_stream_whose_start_fails_is_closed(
+    capturing: Capturing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise its status packets would keep the slot in use until the end of the process."""
+    window = capturing.begin_with_one_insert()
+
+    def fail(captured: object, epoch: int) -> NoReturn:
+        raise TransientError(reason="the lake does not answer")
+
+    with capturing.session() as session:
+        with monkeypatch.context() as patch, pytest.raises(TransientError, match="does not answer"):
+            patch.setattr("pgcdc_assets.capture.source_stream._read_messages", fail)
+            session.land(window)
+        wait_until(
+            lambda: [name for _, name in capturing.sessions()] == ["pgcdc lease test"],
+            "the walsender to end",
+        )
+        assert session.land(window).row_count == 1
