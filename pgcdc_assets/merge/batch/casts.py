@@ -6,6 +6,7 @@ Spark evaluates a projection of a few thousand local rows in its driver, without
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +16,10 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.merge.batch.column_types import arrow_type
 from pgcdc_assets.merge.batch.events import one_array
 from pgcdc_assets.merge.fold.table_schema import DeltaType
+
+# The bound of the texts of one projection, with those that pad its columns. Each text of a column
+# has 8 bytes, beside its characters.
+MOST_TEXTS = 4_000_000
 
 
 @dataclass
@@ -48,7 +53,9 @@ class Casts:
         for number, (kind, texts) in enumerate(self._wanted):
             if not kind.is_text and texts.null_count < len(texts):
                 by_expression.setdefault(kind.expression("text"), []).append(number)
-        typed = self._project(spark, by_expression) if by_expression else {}
+        typed: dict[int, pa.Array] = {}
+        for together in self._projections(by_expression):
+            typed |= self._project(spark, together)
         for number, (kind, texts) in enumerate(self._wanted):
             if number in typed:
                 values = typed[number]
@@ -57,6 +64,23 @@ class Casts:
             else:
                 values = pa.nulls(len(texts), arrow_type(kind.ddl))
             self._values.append(values.cast(arrow_type(kind.ddl)))
+
+    def _projections(self, by_expression: dict[str, list[int]]) -> Iterator[dict[str, list[int]]]:
+        """Divide the columns into projections: each column is as long as the longest of its own."""
+        lengths = {
+            expression: sum(len(self._wanted[number][1]) for number in numbers)
+            for expression, numbers in by_expression.items()
+        }
+        together: dict[str, list[int]] = {}
+        height = 0
+        for expression in sorted(by_expression, key=lambda each: lengths[each], reverse=True):
+            height = height or lengths[expression]
+            if together and height * (len(together) + 1) > MOST_TEXTS:
+                yield together
+                together, height = {}, lengths[expression]
+            together[expression] = by_expression[expression]
+        if together:
+            yield together
 
     def _project(
         self, spark: SparkSession, by_expression: dict[str, list[int]]

@@ -38,6 +38,9 @@ def merge_contents(stored: pa.Table, typed: TypedRows, schema: TableSchema) -> C
         NotInScope: a key is NULL, two folded rows have one key, or a value is nowhere to be found.
     """
     count, folded = len(typed), typed.texts
+    if not count:
+        # Under whole old rows, each row of the step may have been added and removed again.
+        return Contents(stored)
     of_changes, of_stored, of_origins = encode_rows(typed, stored, schema)
     size = int(max(of_changes.max(initial=-1), of_stored.max(initial=-1))) + 1
     change = np.full(size, -1, np.int64)

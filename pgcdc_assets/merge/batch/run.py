@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pgcdc_assets import failpoints
+from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.merge.batch.casts import Casts
 from pgcdc_assets.merge.batch.column_types import arrow_schema
 from pgcdc_assets.merge.batch.commit import CommitConflict, create_table, read_rows, replace_rows
@@ -26,7 +28,6 @@ from pgcdc_assets.merge.batch.latest import event_texts, fold_texts, read_snapsh
 from pgcdc_assets.merge.batch.scope import ChooseKind, SmallMerge, find_small_merge
 from pgcdc_assets.merge.batch.typed_rows import RequestedRows
 from pgcdc_assets.merge.batch.versions import begin_versions, merge_versions
-from pgcdc_assets.merge.failures import explain
 from pgcdc_assets.merge.report import MergeFailure, MergeReport
 from pgcdc_assets.merge.step_report import begin_report
 from pgcdc_assets.merge.task import MergeTask
@@ -37,6 +38,8 @@ from pgcdc_assets.tables.columns import RESCUED
 from pgcdc_assets.tables.fence import read_fence
 from pgcdc_assets.tables.state import ScdState, next_step, open_table, overtaken_error
 
+_logger = logging.getLogger(__name__)
+
 # The bound of the changes and snapshots that are in memory at once, beside `MOST_BYTES`.
 MOST_ROWS = 50_000
 
@@ -45,7 +48,7 @@ MOST_ROWS = 50_000
 _STORE_WRITES = 8
 
 # Errors after which Spark merges the table, and explains what is wrong.
-_FOR_SPARK = (NotInScope, DeltaError, OSError, pa.ArrowException)
+_FOR_SPARK = (NotInScope, CommitConflict, DeltaError, OSError, pa.ArrowException)
 
 Outcome = MergeReport | MergeFailure
 
@@ -108,7 +111,7 @@ class SmallMerges:
             for half in (group[:middle], group[middle:]):
                 yield from self.merge(half)
             return
-        except OSError:
+        except (PgcdcError, DeltaError, OSError, pa.ArrowException):
             self.left += [merge.task for merge in group]
             return
         try:
@@ -135,16 +138,23 @@ class SmallMerges:
     def _outcome(self, task: MergeTask, write: Future[MergeReport]) -> Outcome | None:
         """Wait for the write of a table; None if Spark has to merge the table."""
         try:
+            return self._result(task, write)
+        except PgcdcError as error:
+            return MergeFailure(*task.name, error)
+        except Exception as error:
+            # One table must not stop the others. Spark merges it, or explains what is wrong.
+            if not isinstance(error, _FOR_SPARK):
+                _logger.warning("%s: %s, so Spark merges it", task.path, type(error).__name__)
+        self.left.append(task)
+        return None
+
+    def _result(self, task: MergeTask, write: Future[MergeReport]) -> MergeReport:
+        try:
             return write.result()
         except CommitConflict:
             if self._is_overtaken(task):
-                return MergeFailure(*task.name, overtaken_error(task.path))
-        except _FOR_SPARK:
-            pass
-        except Exception as error:
-            return MergeFailure(*task.name, explain(task, error, self.spark))
-        self.left.append(task)
-        return None
+                raise overtaken_error(task.path) from None
+            raise
 
     def _fold(self, group: Sequence[SmallMerge], casts: Casts) -> Iterator[_Folded]:
         changes, copies = read_input(self.zone, group)

@@ -205,6 +205,25 @@ def test_changes_of_which_a_truncate_leaves_none_empty_the_table(
     assert merges_by_spark(path) == 0
 
 
+def test_rows_that_a_step_adds_and_removes_again_change_nothing(
+    spark: SparkSession, zone: RawZone
+) -> None:
+    """A queue under REPLICA IDENTITY FULL. The watermark moves."""
+    landing = Landing(zone, [relation(column("id"), column("v", "text"), identity="f")])
+    landing.begin([["1", "a"]])
+    landing.land([])
+    target = CdcTable("shop", "items")
+    path = merge(spark, landing, target).path
+    landing.land([insert("2", "b"), delete("2", "b", old_kind="O")])
+    report = merge(spark, landing, target)
+    assert (report.rows_inserted, report.rows_updated, report.rows_deleted) == (0, 0, 0)
+    assert (report.row_count, report.changes_read) == (1, 2)
+    landing.land([insert("3", "c")])
+    report = merge(spark, landing, target)
+    assert (report.row_count, report.watermark_before) == (2, landing.windows[-2].end)
+    assert merges_by_spark(path) == 0
+
+
 @pytest.mark.parametrize("scd", [1, 2])
 def test_the_state_after_a_commit_is_kept_as_it_would_be_read(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch, scd: int
