@@ -111,6 +111,8 @@ def _names(action: argparse.Action) -> str:
     if not action.option_strings:
         return f"`{value} ...`" if action.nargs == "*" else f"`{value}`"
     takes_value = action.nargs != 0
+    if action.nargs == "?":
+        value = f"[{value}]"
     names = ", ".join(
         f"`{option} {value}`" if takes_value else f"`{option}`" for option in action.option_strings
     )
@@ -118,10 +120,12 @@ def _names(action: argparse.Action) -> str:
 
 
 def _help(action: argparse.Action) -> str:
-    default = action.default
-    if isinstance(default, float):
-        default = f"{default:g}"
-    return re.sub(r"%\(default\)\w", f"`{default}`", action.help or "").replace("|", "\\|")
+    text = action.help or ""
+    for name in ("default", "const"):
+        value = getattr(action, name)
+        shown = f"{value:g}" if isinstance(value, float) else value
+        text = re.sub(rf"%\({name}\)\w", f"`{shown}`", text)
+    return text.replace("|", "\\|")
 
 
 if __name__ == "__main__":

@@ -36,6 +36,10 @@ def outdated_pages(generator: ModuleType, folder: Path) -> list[str]:
     return [str(path.relative_to(folder)) for path in pages if path.read_text() != pages[path]]
 
 
+def test_no_page_shows_a_placeholder_of_a_help_text() -> None:
+    assert "%(" not in (DOCS / "reference/cli.md").read_text()
+
+
 def test_generated_parts_are_up_to_date(generator: ModuleType) -> None:
     assert outdated_pages(generator, DOCS) == [], "run: make docs"
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pickle
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from pgcdc_assets import errors
 from pgcdc_assets.errors import (
+    PgcdcError,
     SlotLost,
     TransientError,
     WindowUnavailable,
@@ -17,6 +21,20 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.stream.errors import stream_failure
 from pgcdc_assets.postgres.stream.transport import ServerError
 from pgcdc_assets_tests.support.captures import Capturing
+
+
+def test_the_documented_tree_is_that_of_the_classes() -> None:
+    def branches(kind: type[PgcdcError], depth: int) -> Iterator[tuple[int, str]]:
+        for each in kind.__subclasses__():
+            # A class with two bases is shown below the first one.
+            if each.__bases__[0] is kind and each.__name__ in errors.__all__:
+                yield depth, each.__name__
+                yield from branches(each, depth + 1)
+
+    text = (errors.__doc__ or "").partition("PgcdcError\n")[2].partition("\n\n")[0]
+    shown = re.findall(r"^    ([│ ]*)[├└]── (\w+)", text, re.MULTILINE)
+    described = {(len(indent) // 4, name) for indent, name in shown}
+    assert described == set(branches(PgcdcError, 0))
 
 
 def test_a_table_altered_during_its_copy_is_a_transient_error() -> None:

@@ -40,7 +40,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _capture_options(check)
     check.add_argument("--publication", help="check this publication, even if it is not declared")
-    check.add_argument("--slot", help="replication slot; default: pgcdc_NAME")
+    check.add_argument(
+        "--slot",
+        help="with --publication: the replication slot; default: pgcdc_NAME, or pgcdc_PUBLICATION "
+        "without --name",
+    )
 
     init = _command(commands, "init", "check a source, then declare its capture")
     init.add_argument("--name", required=True, help="the capture's name: a-z, 0-9 and _")
@@ -93,7 +97,8 @@ def build_parser() -> argparse.ArgumentParser:
         type=_interval,
         const=5.0,
         metavar="SECONDS",
-        help="repeat the output at this interval until Ctrl-C (default: %(const)g)",
+        help="repeat the output at this interval until Ctrl-C; without SECONDS every %(const)g "
+        "seconds",
     )
 
     renew = _command(
@@ -157,13 +162,13 @@ def build_parser() -> argparse.ArgumentParser:
     spark = _command(
         commands,
         "spark",
-        "prepare sooner starts of Spark, or start, stop or describe a Spark server",
+        "prepare faster starts of Spark, or start, stop or describe a Spark server",
     )
     spark.add_argument(
         "action",
         choices=("prepare", "start", "stop", "status"),
         help="prepare: write an archive of Java classes, with which each JVM of this user starts "
-        "sooner; start: the merges of this folder use the server until it is stopped, and start no "
+        "faster; start: the merges of this folder use the server until it is stopped, and start no "
         "JVM",
     )
     spark.add_argument(

@@ -1,4 +1,4 @@
-"""`pgcdc spark prepare`: jars and classes for sooner starts of Spark on this machine."""
+"""`pgcdc spark prepare`: jars and classes, with which Spark starts faster on this machine."""
 
 from __future__ import annotations
 

@@ -13,17 +13,18 @@
     │   │   ├── SlotMissing
     │   │   └── SlotAdvanced
     │   ├── SlotTaken
-    │   ├── WindowUnavailable
+    │   ├── SnapshotError       a new snapshot resolves it
+    │   │   ├── WindowUnavailable
+    │   │   ├── SchemaChangeError
+    │   │   ├── TableMoved
+    │   │   ├── SnapshotNeeded  also a MergeConflict
+    │   │   └── WatermarkGap
     │   ├── RawExpired
     │   ├── ReplicaIdentityError
-    │   ├── SchemaChangeError
-    │   ├── TableMoved
     │   ├── ProtocolError
     │   ├── RawZoneError
     │   ├── TableDamaged
-    │   ├── MergeConflict
-    │   │   └── SnapshotNeeded
-    │   └── WatermarkGap
+    │   └── MergeConflict
     ├── CaptureCancelled        the caller ended the capture: no retry  exit status 130
     └── DifferenceFound         a comparison found differing contents   exit status 1
 

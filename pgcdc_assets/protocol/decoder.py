@@ -182,7 +182,7 @@ class Decoder:
         """Return the rows of the next messages, in the schema `arrow_batch.DECODED`.
 
         Return None if the messages contain no row of the window. A change whose tuples cannot be
-        decoded becomes a parked row (see `parked`).
+        decoded becomes a parked row (see `parked_rows`).
 
         Raises:
             ProtocolError: a message is malformed. Discard the decoder after this error.

@@ -5,7 +5,7 @@ encoding only. Values that have no form in UTF-8 differ: they become hex (see `e
 stream that the server has ended at such a value is read in this way, so messages with other
 characters than ASCII are converted one by one.
 
-The content of a logical message is never converted, by the server neither.
+Neither the server nor this module converts the content of a logical message.
 """
 
 from __future__ import annotations

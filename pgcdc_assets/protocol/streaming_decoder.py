@@ -14,7 +14,7 @@ of the commit LSNs, so the order of the rows stays (commit_lsn, ordinal).
 An open transaction at the window's end belongs to a later window. If the stream ends, the spool is
 worthless: the server sends an open transaction again from its start, because `restart_lsn` is not
 above the start of the oldest open transaction. A prepared transaction is not sent again: see
-`prepared`.
+`prepared_transactions`.
 
 Batches are cut at the delimiters of the versions 2 to 4. Blocks of one transaction that follow each
 other in a batch are decoded together, because a block may be small: it has up to

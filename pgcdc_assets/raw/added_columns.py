@@ -48,7 +48,7 @@ def find_added_default(
         (v for v in known if v.relation.relation_id == relation.relation_id),
         key=lambda v: v.version,
     )
-    told: Column | None = None
+    described: Column | None = None
     since: Lsn | None = None
     is_known = is_older_known = False
     for version in ours:
@@ -57,15 +57,15 @@ def find_added_default(
             if not is_known and is_older_known:
                 since = version.lsn
             is_known = True
-            told = found if found.missing is not None else told
+            described = found if found.missing is not None else described
         elif not is_known:
             is_older_known = True
             alike = _alike(version.relation, ours)
             if min(each.highest_attnum for each in alike) >= attnum:
                 return None
-    if told is None or told.missing is None:
+    if described is None or described.missing is None:
         return None
-    return AddedDefault(told.missing, told, since)
+    return AddedDefault(described.missing, described, since)
 
 
 def _alike(relation: Relation, known: Sequence[RelationVersion]) -> list[Relation]:

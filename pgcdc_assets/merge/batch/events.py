@@ -4,8 +4,8 @@ These are the events of `merge/fold/events.py`: an insert or update is a content
 delete is the departure of its key, and an update of the key is both.
 
 Columns of an events table: `lsn`, `ordinal`, `commit_ts`, `op`, `is_content`, `is_move` (a content
-whose row came from another key), `text_0` ... (of a departure those of the key, of the multiset's
-departures all) and, for the fields that changes leave out, `unknown_3` ...
+whose row came from another key), `text_0` ... and, for the fields that changes leave out,
+`unknown_3` ... A departure has the texts of its key only; a departure of a multiset has all texts.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ _logger = logging.getLogger(__name__)
 MOST_ROWS = 50_000
 
 # Tables of an object store that are written at the same time, if the parallelism is not higher. The
-# rows of each, up to 64 MB, are in memory meanwhile.
+# rows of each, up to 64 MB, are in memory at that time.
 _STORE_WRITES = 8
 
 # Errors after which Spark merges the table, and explains what is wrong.

@@ -1,8 +1,8 @@
-"""Which merges this process does without a Spark job for each table.
+"""The merges that need no Spark job for each table.
 
-Whatever is unusual is left to Spark: a change of columns, a re-snapshot, a table with features or
-columns of its owner; of a history also a TRUNCATE, whole old rows, and columns that the source has
-dropped.
+Spark merges the unusual cases: a change of columns, a re-snapshot, and a table with features or
+columns of its owner. In a history, Spark also merges a TRUNCATE, whole old rows, and columns that
+the source has dropped.
 """
 
 from __future__ import annotations

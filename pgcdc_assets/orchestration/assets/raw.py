@@ -211,7 +211,7 @@ class _Landing:
             yield window
 
     def _skip_landed(self) -> None:
-        """Continue after the windows that the run before this one has landed meanwhile."""
+        """Continue after the windows that the run before this one has landed until now."""
         assert self._last is not None
         landed = self.zone.changes.windows(self._last.epoch, self._last.end)
         if landed:

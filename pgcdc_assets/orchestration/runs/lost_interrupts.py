@@ -2,7 +2,7 @@
 
 Dagster's handler of a signal raises an error. Python ignores each error of a finaliser and of a
 weak reference's callback (`sys.unraisablehook`), so a signal that arrives there would be lost, and
-the run would go on.
+the run would continue.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables
 from pgcdc_assets.merge.batch import run
+from pgcdc_assets.merge.batch.casts import Casts
+from pgcdc_assets.merge.batch.commit import CommitConflict
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets_tests.support.merge.history import (
@@ -105,7 +107,7 @@ def test_a_table_whose_log_cannot_be_read_after_a_conflict_does_not_stop_the_oth
     path = f"{landing.zone.lake.uri}/{landing.zone.name}/scd1/shop/items"
 
     def conflict(*_: object) -> NoReturn:
-        raise run.CommitConflict
+        raise CommitConflict
 
     with monkeypatch.context() as patch:
         real = run.replace_rows
@@ -151,13 +153,13 @@ def test_the_casts_are_exact_in_several_projections(
     landing.land([insert("2", "8", None, "NaN", "f", "3")])
     monkeypatch.setattr("pgcdc_assets.merge.batch.casts.MOST_TEXTS", 4)
     projections: list[int] = []
-    real = run.Casts._project
+    real = Casts._project
 
     def project(casts: Any, spark: SparkSession, by_expression: Any) -> Any:
         projections.append(len(by_expression))
         return real(casts, spark, by_expression)
 
-    monkeypatch.setattr(run.Casts, "_project", project)
+    monkeypatch.setattr(Casts, "_project", project)
     report = merge(spark, landing, CdcTable("shop", "items"))
     assert merges_by_spark(report.path) == 0
     assert len(projections) > 1
