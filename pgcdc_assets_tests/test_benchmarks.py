@@ -21,7 +21,7 @@ from benchmarks.log_entries import make_table
 from benchmarks.page import PAGE, README, SUMMARY, generate
 from benchmarks.processes import CommandFailedError, run_measured
 from benchmarks.results import FIRST, Result, entry_of, read_entries, save
-from benchmarks.soak_samples import growth
+from benchmarks.soak_samples import growth, growth_result
 from benchmarks.turns import in_turns
 from pgcdc_assets_tests.support.syntax import syntax_tree
 
@@ -155,6 +155,19 @@ def test_every_benchmark_that_compares_lets_the_sides_take_turns() -> None:
 def test_the_growth_of_a_curve_leaves_out_its_first_tenth() -> None:
     curve = [90.0, 90.0, 1.0, 3.0, *[50.0] * 14, 4.0, 6.0]
     assert growth(curve) == (2.0, 5.0)
+
+
+def test_a_curve_is_one_repetition_with_many_samples() -> None:
+    result = growth_result("g", [2.0] * 10 + [3.0] * 10)
+    assert (result.repetitions, result.ours) == (1, 1.5)
+    assert (result.minimum, result.median, result.maximum) == (1.5, 1.5, 1.5)
+    assert result.settings == {"early": "2.000", "late": "3.000", "samples": "20"}
+
+
+def test_recorded_growths_are_those_of_one_run() -> None:
+    of_soak = [entry for entry in read_entries() if entry["benchmark"] == "soak"]
+    wrong = [e["name"] for e in of_soak if e["repetitions"] > 1 or "samples" not in e["settings"]]
+    assert wrong == []
 
 
 def test_a_simulated_log_has_all_entries_and_the_newest_file(tmp_path: Path) -> None:
