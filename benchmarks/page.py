@@ -1,8 +1,8 @@
 """Write the tables of docs/benchmarks.md from results.json: `python -m benchmarks.page`.
 
 A generated part is between `<!-- results: NAME -->` and `<!-- end results -->`. NAME is a
-benchmark, or one of `summary`, `runs`, `machines`, `comparison` and `rows`. `make bench` writes the
-page too. A test fails if the page differs from results.json.
+benchmark, or one of `summary`, `runs`, `machines`, `comparison`, `rows` and `soak_end`. `make
+bench` writes the page too. A test fails if the page differs from results.json.
 """
 
 from __future__ import annotations
@@ -124,6 +124,16 @@ SUMMARY: Sequence[tuple[str, str, str]] = (
     ("disk_to_live_bytes_at_most", "disk of small tables, to their live bytes", "limit"),
 )
 
+# The settings of the soak's entries with its last sample, and their descriptions.
+_SOAK_END = {
+    "windows": "landed windows",
+    "files_at_end": "files",
+    "dagster_at_end": "Dagster's records",
+    "keys_at_end": "partition keys",
+    "runs_at_end": "runs that Dagster shows",
+    "memory_at_end": "highest memory of a process in the last minute",
+}
+
 
 def write_page() -> None:
     """Update the generated parts."""
@@ -148,6 +158,8 @@ def _build(name: str, entries: Sequence[Entry]) -> str:
         "machines": build_machines,
         "comparison": build_comparison,
         "rows": build_rows,
+        "soak": build_growths,
+        "soak_end": build_soak_end,
     }
     if name in builders:
         return builders[name](entries)
@@ -172,6 +184,42 @@ def build_results(entries: Sequence[Entry]) -> str:
         for entry in entries
     ]
     return _table(("name", "ours", "baseline", "ratio", "unit", "repetitions", "recorded"), rows)
+
+
+def build_growths(entries: Sequence[Entry]) -> str:
+    """Return the table of the growths of the soak, each with its two medians."""
+    rows = []
+    for entry in _of_soak(entries):
+        settings = entry["settings"]
+        rows.append(
+            (
+                f"`{entry['name']}`",
+                _without_zeros(settings["early"]),
+                _without_zeros(settings["late"]),
+                shown(entry["ours"]),
+                settings["samples"],
+                _recorded(entry),
+            )
+        )
+    if not rows:
+        return "Not recorded yet.\n"
+    return _table(("name", "second tenth", "last tenth", "growth", "samples", "recorded"), rows)
+
+
+def build_soak_end(entries: Sequence[Entry]) -> str:
+    """Return the table of the last sample of the soak."""
+    settings = next((entry["settings"] for entry in _of_soak(entries)), None)
+    if settings is None:
+        return "Not recorded yet.\n"
+    return _table(("last sample", ""), [(what, settings[key]) for key, what in _SOAK_END.items()])
+
+
+def _without_zeros(decimals: str) -> str:
+    return decimals.rstrip("0").rstrip(".")
+
+
+def _of_soak(entries: Sequence[Entry]) -> list[Entry]:
+    return [entry for entry in entries if entry["benchmark"] == "soak"]
 
 
 def build_summary(entries: Sequence[Entry]) -> str:
