@@ -19,7 +19,6 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 README = ROOT / "README.md"
 
 _PART = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end results -->)", re.DOTALL)
-_UNDATED = "earlier, no date"
 
 # The README's description of an entry: the measured value, and the other side.
 SUMMARY: Sequence[tuple[str, str, str]] = (
@@ -244,7 +243,7 @@ def build_runs(entries: Sequence[Entry]) -> str:
     rows = []
     for name, benchmark in BENCHMARKS.items():
         of_benchmark = [entry for entry in entries if entry["benchmark"] == name]
-        last = max(of_benchmark, key=lambda entry: entry["date"] or "", default=None)
+        last = max(of_benchmark, key=lambda entry: entry["date"], default=None)
         seconds = last and last["seconds_of_benchmark"]
         machine = (last and last["machine"]) or {}
         settings = benchmark.settings()
@@ -266,12 +265,10 @@ def build_runs(entries: Sequence[Entry]) -> str:
 
 
 def build_machines(entries: Iterable[Entry]) -> str:
-    """Return the table of the machines of dated results."""
+    """Return the table of the machines of the results."""
     dates: dict[tuple[str, ...], list[str]] = {}
     for entry in entries:
         machine = entry["machine"]
-        if machine is None:
-            continue
         described = (
             f"{machine['cores']} cores, {machine['memory_gb']} GB, {machine['cpu']}",
             f"{machine['os']}, {machine['kernel']}",
@@ -279,7 +276,7 @@ def build_machines(entries: Iterable[Entry]) -> str:
         )
         dates.setdefault(described, []).append(entry["date"][:10])
     if not dates:
-        return "No result has a date yet.\n"
+        return "No result is recorded yet.\n"
     rows = [(*machine, _span(days)) for machine, days in dates.items()]
     return _table(("machine", "system", "programs", "recorded"), rows)
 
@@ -357,8 +354,6 @@ def _with_range(value: float | None, low: float | None, high: float | None) -> s
 
 def _recorded(entry: Entry) -> str:
     """Format the date and the commit of an entry."""
-    if entry["date"] is None:
-        return _UNDATED
     day, commit = str(entry["date"])[:10], entry["commit"]
     return f"{day}, {commit}" if commit else day
 

@@ -74,30 +74,26 @@ def test_the_readme_has_every_result_that_exceeds_its_limit() -> None:
     assert exceeding - {name for name, _, _ in SUMMARY} == set()
 
 
-def test_every_entry_has_all_fields_and_its_circumstances_with_a_date() -> None:
+def test_every_entry_has_all_fields_and_its_circumstances() -> None:
     entries = read_entries()
     assert entries[0]["name"] == FIRST
     expected = {field.name for field in fields(Result)} | _CONTEXT_FIELDS
     for entry in entries:
         assert set(entry) == expected, entry["name"]
         assert entry["benchmark"] in BENCHMARKS
-        if entry["date"] is None:
-            assert entry["commit"] is entry["machine"] is entry["minimum"] is None
-        else:
-            assert entry["machine"]["cores"] >= 1
-            assert entry["settings"]["workload"]
-            assert entry["minimum"] <= entry["median"] <= entry["maximum"]
+        assert entry["date"]
+        assert entry["machine"]["cores"] >= 1
+        assert entry["settings"]["workload"]
+        assert entry["minimum"] <= entry["median"] <= entry["maximum"]
     names = [entry["name"] for entry in entries]
     assert len(set(names)) == len(names)
 
 
-def test_an_entry_without_a_date_says_so_on_the_page() -> None:
-    dated = entry_of(Result.reported("table_copy_peak_memory", [1.0, 2.0, 3.0], "MB"), _CONTEXT)
-    undated = {**dated, "date": None, "commit": None, "machine": None}
+def test_a_result_has_its_range_day_and_commit_on_the_page() -> None:
+    entry = entry_of(Result.reported("table_copy_peak_memory", [1.0, 2.0, 3.0], "MB"), _CONTEXT)
     page = "<!-- results: copy -->\n<!-- end results -->"
-    assert "2026-11-24, 0123456789ab" in generate(page, [dated])
-    assert "no date" in generate(page, [undated])
-    assert "| 2.0 (1.00 to 3.0) |" in generate(page, [dated])
+    assert "2026-11-24, 0123456789ab" in generate(page, [entry])
+    assert "| 2.0 (1.00 to 3.0) |" in generate(page, [entry])
 
 
 def test_an_unfavourable_result_is_in_the_summary() -> None:
