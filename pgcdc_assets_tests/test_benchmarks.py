@@ -18,10 +18,11 @@ from benchmarks import results
 from benchmarks.benchmark import BENCHMARKS
 from benchmarks.environment import describe_machine, find_commit
 from benchmarks.log_entries import make_table
-from benchmarks.page import PAGE, README, SUMMARY, generate
+from benchmarks.page import PAGE, README, generate
 from benchmarks.processes import CommandFailedError, run_measured
-from benchmarks.results import FIRST, Result, entry_of, read_entries, save
+from benchmarks.results import FIRST, Entry, Result, entry_of, read_entries, save
 from benchmarks.soak_samples import growth, growth_result
+from benchmarks.summary import SUMMARY
 from benchmarks.turns import in_turns
 from pgcdc_assets_tests.support.syntax import syntax_tree
 
@@ -34,7 +35,7 @@ _CONTEXT_FIELDS = {
     "settings",
     "machine",
 }
-_CONTEXT = {
+_CONTEXT: Entry = {
     "benchmark": "copy",
     "date": "2026-11-24T12:00:00+00:00",
     "commit": "0123456789ab",
@@ -50,6 +51,17 @@ _WITHOUT_TURNS = {
     "capture_trickle.py",
     # The last merges of a table are compared with its first ones.
     "merge_repeated.py",
+}
+_SUMMARY_NAMES = {name for lines in SUMMARY.values() for name, _, _ in lines}
+# Unfavourable ratios that the README leaves out.
+_NOT_IN_THE_SUMMARY = {
+    # The summary has the same copy with its landing, which is slower.
+    "table_copy_vs_copy_to_nothing",
+    # The summary has the lines of 4 connections, the default of `snapshot.parallelism`.
+    "table_copy_1_connection_vs_copy_to_nothing",
+    "table_copy_2_connections_vs_copy_to_nothing",
+    "hundred_tables_copy_1_connection_vs_copy_to_nothing",
+    "hundred_tables_copy_2_connections_vs_copy_to_nothing",
 }
 
 
@@ -71,7 +83,53 @@ def test_the_readme_has_every_result_that_exceeds_its_limit() -> None:
         for entry in read_entries()
         if "limit" in entry["unit"] and entry["ratio"] is not None and entry["ratio"] > 1
     }
-    assert exceeding - {name for name, _, _ in SUMMARY} == set()
+    assert exceeding - _SUMMARY_NAMES == set()
+
+
+def is_unfavourable(entry: Entry) -> bool:
+    """Return whether ours is slower than the other side, or needs more time, CPU or memory.
+
+    A difference of a tenth is within the range of many benchmarks. Limits have a test of their own.
+    """
+    if entry["ratio"] is None or "limit" in entry["unit"]:
+        return False
+    is_rate = entry["unit"].endswith("/s")
+    return bool(entry["ratio"] < 0.9 if is_rate else entry["ratio"] > 1.1)
+
+
+def test_the_readme_has_every_unfavourable_ratio() -> None:
+    entries = read_entries()
+    unfavourable = {entry["name"] for entry in entries if is_unfavourable(entry)}
+    assert unfavourable - _SUMMARY_NAMES - _NOT_IN_THE_SUMMARY == set()
+    assert _NOT_IN_THE_SUMMARY - {entry["name"] for entry in entries} == set()
+    assert _NOT_IN_THE_SUMMARY & _SUMMARY_NAMES == set()
+
+
+@pytest.mark.parametrize(
+    ("unit", "ours", "expected"),
+    [
+        ("changes/s", 0.8, True),
+        ("changes/s", 5.0, False),
+        ("MB", 1.2, True),
+        ("s per million changes", 1.2, True),
+        ("s", 0.5, False),
+        ("s", 1.05, False),
+    ],
+)
+def test_more_is_better_for_rates_only(unit: str, ours: float, expected: bool) -> None:
+    entry = entry_of(Result.of("r", [ours], [1.0], unit), _CONTEXT)
+    assert is_unfavourable(entry) is expected
+
+
+def test_the_summary_has_the_machine_of_each_line() -> None:
+    on_one = entry_of(Result.reported("sync_cold", [1.0], "s"), _CONTEXT)
+    other = {**_CONTEXT, "machine": {**_CONTEXT["machine"], "cpu": "Another", "cores": 10_000}}
+    on_other = entry_of(Result.of("table_copy_vs_adbc", [1.0], [1.0], "rows/s"), other)
+    table = generate("<!-- results: summary -->\n<!-- end results -->", [on_one, on_other])
+    (letter,) = {line.split(" | ")[4] for line in table.splitlines() if "cold" in line}
+    (other_letter,) = {line.split(" | ")[4] for line in table.splitlines() if "ADBC" in line}
+    assert {letter, other_letter} == {"A", "B"}
+    assert f"{other_letter} is 10000 cores, " in table and "Another" in table
 
 
 def test_every_entry_has_all_fields_and_its_circumstances() -> None:
