@@ -9,12 +9,13 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from deltalake import DeltaTable
 
-from benchmarks import results
+from benchmarks import results, run
 from benchmarks.benchmark import BENCHMARKS
 from benchmarks.environment import describe_machine, find_commit
 from benchmarks.log_entries import make_table
@@ -180,6 +181,23 @@ def test_a_run_replaces_the_results_of_its_benchmark_only(
     save([entry_of(gone, _CONTEXT)])
     save([entry_of(new, _CONTEXT), entry_of(Result.reported(FIRST, [1.0], "s"), _CONTEXT)])
     assert [entry["name"] for entry in read_entries()] == [FIRST, "kept", "new"]
+
+
+@pytest.mark.parametrize(("loads", "seconds"), [([0.2], 0), ([3.0, 2.0, 0.4], 10), ([3.0], 300)])
+def test_a_benchmark_waits_for_a_low_load(
+    loads: list[float], seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    def sleep(duration: float) -> None:
+        nonlocal now
+        now += duration
+        del loads[: min(1, len(loads) - 1)]
+
+    monkeypatch.setattr(os, "getloadavg", lambda: (loads[0], 0.0, 0.0))
+    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    run.wait_for_low_load()
+    assert now == seconds
 
 
 def test_each_repetition_begins_with_another_side() -> None:
