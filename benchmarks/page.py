@@ -161,7 +161,9 @@ def build_runs(entries: Sequence[Entry]) -> str:
         last = max(of_benchmark, key=lambda entry: entry["date"], default=None)
         seconds = last and last["seconds_of_benchmark"]
         machine = (last and last["machine"]) or {}
-        settings = benchmark.settings()
+        # A benchmark whose heap is not the default has the heap in its results.
+        recorded = (last and last["settings"]) or {}
+        settings = {**recorded, **benchmark.settings()}
         rows.append(
             (
                 f"`{name}`",
