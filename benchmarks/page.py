@@ -1,128 +1,36 @@
 """Write the tables of docs/benchmarks.md from results.json: `python -m benchmarks.page`.
 
 A generated part is between `<!-- results: NAME -->` and `<!-- end results -->`. NAME is a
-benchmark, or one of `summary`, `runs`, `machines`, `comparison` and `rows`. `make bench` writes the
-page too. A test fails if the page differs from results.json.
+benchmark, or one of `summary`, `runs`, `machines`, `comparison`, `rows` and `soak_end`. `make
+bench` writes the page too. A test fails if the page differs from results.json.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+import string
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.benchmark import BENCHMARKS
 from benchmarks.results import Entry, read_entries, shown
+from benchmarks.summary import SUMMARY
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
 README = ROOT / "README.md"
 
 _PART = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end results -->)", re.DOTALL)
-_UNDATED = "earlier, no date"
 
-# The README's description of an entry: the measured value, and the other side.
-SUMMARY: Sequence[tuple[str, str, str]] = (
-    (
-        "capture_vs_pg_recvlogical",
-        "capture to the durable commit, loopback TCP",
-        "`pg_recvlogical` to a file",
-    ),
-    (
-        "capture_vs_pg_recvlogical_unix_socket",
-        "the same over a Unix socket",
-        "`pg_recvlogical` to a file",
-    ),
-    ("capture_tls_vs_pg_recvlogical", "the same over TLS", "`pg_recvlogical` to a file"),
-    ("capture_cpu_vs_pg_recvlogical", "CPU of the same over TCP", "`pg_recvlogical` to a file"),
-    ("capture_peak_memory", "peak memory of capture", "limit"),
-    (
-        "peers_pg_walstream",
-        "capture to the durable commit, Postgres 15, TCP",
-        "pg_walstream, JSON in a file",
-    ),
-    ("peers_pydbzengine_iceberg", "the same", "pydbzengine (Debezium) to Iceberg"),
-    ("peers_meltanolabs_tap_postgres", "the same", "Meltano's tap, JSON in a file"),
-    ("table_copy_vs_adbc", "copy of a table to text batches", "the same batches by ADBC"),
-    ("table_copy_vs_adbc_typed", "the same", "ADBC with the source's types"),
-    ("table_copy_landed_vs_copy_to_nothing", "copy of a table, landed", "COPY into nothing"),
-    (
-        "hundred_tables_copy_4_connections_vs_copy_to_nothing",
-        "copy of a hundred small tables, landed",
-        "COPY into nothing",
-    ),
-    (
-        "merge_scd1_vs_plain_write",
-        "merge of 750,000 changes into a new SCD1 table",
-        "plain Spark write of the same rows",
-    ),
-    (
-        "merge_scd1_second_window_vs_plain_write",
-        "merge of the second half of them",
-        "plain Spark write of the same rows",
-    ),
-    (
-        "merge_arrays_typed_vs_text",
-        "merge of text[] as ARRAY",
-        "the same merge with the array as text",
-    ),
-    (
-        "merge_1m_local_into_10m_vs_recipe",
-        "a million recent changes into 10 million rows",
-        "a MERGE written by hand",
-    ),
-    (
-        "merge_1m_spread_into_10m_vs_recipe",
-        "a million changes spread over 10 million rows",
-        "a MERGE written by hand",
-    ),
-    (
-        "merge_1m_spread_into_10m_vs_recipe_with_deletion_vectors",
-        "the same",
-        "a MERGE written by hand, with deletion vectors",
-    ),
-    (
-        "merge_10k_into_1m_vs_recipe",
-        "10,000 recent changes into 1 million rows",
-        "a MERGE written by hand",
-    ),
-    ("merge_10k_into_30m_vs_1m", "10,000 recent changes into 30 million rows", "into 1 million"),
-    ("merge_100_tables_vs_recipe", "10 changes in each of 100 tables", "MERGEs written by hand"),
-    ("merge_100_tables", "the same", "limit"),
-    ("merge_5_of_500_tables", "10 changes in each of 5 of 500 tables", "limit"),
-    ("prepare_1_of_500_tables", "plan of a merge of 500 tables, of which one changed", "limit"),
-    ("merge_sensor_tick_500_tables", "CPU of a tick of the merge sensor, 500 tables", "limit"),
-    (
-        "materialisations_1_of_500_tables",
-        "materialisations of a run of 500 tables, of which one changed",
-        "limit",
-    ),
-    ("open_table_of_200000_log_entries", "open of a table with 200,000 log entries", "limit"),
-    (
-        "merge_100k_into_1m_on_a_cluster_vs_recipe",
-        "100,000 changes into a million rows on a cluster",
-        "a MERGE written by hand",
-    ),
-    ("merge_scd2_vs_scd1_1m_into_10m", "a million changes into SCD2, 10 million rows", "into SCD1"),
-    (
-        "freshness_connect_p95",
-        "commit to row in SCD1 at 1,000 changes a second, p95",
-        "limit",
-    ),
-    ("freshness_100_tables_p95", "the same over a hundred tables", "limit"),
-    ("sync_cold", "`pgcdc sync` of 800,000 changes, cold", ""),
-    (
-        "sync_small_server_vs_embedded",
-        "`pgcdc sync` of ten changes with a Spark server",
-        "without a server",
-    ),
-    ("sync_small_server", "the same with a Spark server", "limit"),
-    ("sync_small_embedded", "the same without a server", "limit"),
-    ("first_merge_8_tables_cold", "first merge of 8 tiny tables in a new process", ""),
-    ("dagster_run_overhead", "a run of Dagster, without its merge", "limit"),
-    ("demo_cold", "`make demo` from an installed clone", "limit"),
-    ("disk_to_live_bytes_at_most", "disk of small tables, to their live bytes", "limit"),
-)
+# The settings of the soak's entries with its last sample, and their descriptions.
+_SOAK_END = {
+    "windows": "landed windows",
+    "files_at_end": "files",
+    "dagster_at_end": "Dagster's records",
+    "keys_at_end": "partition keys",
+    "runs_at_end": "runs that Dagster shows",
+    "memory_at_end": "highest memory of a process in the last minute",
+}
 
 
 def write_page() -> None:
@@ -148,6 +56,8 @@ def _build(name: str, entries: Sequence[Entry]) -> str:
         "machines": build_machines,
         "comparison": build_comparison,
         "rows": build_rows,
+        "soak": build_growths,
+        "soak_end": build_soak_end,
     }
     if name in builders:
         return builders[name](entries)
@@ -174,32 +84,86 @@ def build_results(entries: Sequence[Entry]) -> str:
     return _table(("name", "ours", "baseline", "ratio", "unit", "repetitions", "recorded"), rows)
 
 
-def build_summary(entries: Sequence[Entry]) -> str:
-    """Return the table of figures for the README, including unfavourable figures."""
-    by_name = {entry["name"]: entry for entry in entries}
+def build_growths(entries: Sequence[Entry]) -> str:
+    """Return the table of the growths of the soak, each with its two medians."""
     rows = []
-    for name, what, beside in SUMMARY:
-        if name not in by_name:
-            continue
-        entry = by_name[name]
-        unit = entry["unit"].partition(",")[0]
-        # An entry may be older than its limit.
-        is_compared = beside and entry["baseline"] is not None
-        baseline = f"{beside}: {shown(entry['baseline'])}" if is_compared else ""
-        ratio = shown(entry["ratio"])
-        rows.append((what, f"{shown(entry['ours'])} {unit}", baseline, ratio, _recorded(entry)))
-    return _table(("what", "ours", "beside", "ratio", "recorded"), rows)
+    for entry in _of_soak(entries):
+        settings = entry["settings"]
+        rows.append(
+            (
+                f"`{entry['name']}`",
+                _without_zeros(settings["early"]),
+                _without_zeros(settings["late"]),
+                shown(entry["ours"]),
+                settings["samples"],
+                _recorded(entry),
+            )
+        )
+    if not rows:
+        return "Not recorded yet.\n"
+    return _table(("name", "second tenth", "last tenth", "growth", "samples", "recorded"), rows)
+
+
+def build_soak_end(entries: Sequence[Entry]) -> str:
+    """Return the table of the last sample of the soak."""
+    settings = next((entry["settings"] for entry in _of_soak(entries)), None)
+    if settings is None:
+        return "Not recorded yet.\n"
+    return _table(("last sample", ""), [(what, settings[key]) for key, what in _SOAK_END.items()])
+
+
+def _without_zeros(decimals: str) -> str:
+    return decimals.rstrip("0").rstrip(".")
+
+
+def _of_soak(entries: Sequence[Entry]) -> list[Entry]:
+    return [entry for entry in entries if entry["benchmark"] == "soak"]
+
+
+def build_summary(entries: Sequence[Entry]) -> str:
+    """Return the tables of figures for the README, including unfavourable figures."""
+    by_name = {entry["name"]: entry for entry in entries}
+    marks = _mark_machines(entries)
+    parts = []
+    for group, lines in SUMMARY.items():
+        rows = [
+            _summary_row(by_name[name], what, beside, marks)
+            for name, what, beside in lines
+            if name in by_name
+        ]
+        if rows:
+            names = ("what", "ours", "beside", "ratio", "machine", "recorded")
+            parts.append(f"### {group}\n\n{_table(names, rows)}")
+    machines = "; ".join(f"{mark} is {machine}" for machine, mark in marks.items())
+    return "\n".join([*parts, f"Machines: {machines}.\n"]) if parts else "Not recorded yet.\n"
+
+
+def _summary_row(entry: Entry, what: str, beside: str, marks: Mapping[str, str]) -> tuple[str, ...]:
+    unit = entry["unit"].partition(",")[0]
+    # An entry may be older than its limit.
+    is_compared = beside and entry["baseline"] is not None
+    return (
+        what,
+        f"{shown(entry['ours'])} {unit}",
+        f"{beside}: {shown(entry['baseline'])}" if is_compared else "",
+        shown(entry["ratio"]),
+        marks[_hardware(entry)],
+        _recorded(entry),
+    )
 
 
 def build_runs(entries: Sequence[Entry]) -> str:
     """Return the table of benchmarks, with workload, duration and newest run."""
     rows = []
+    marks = _mark_machines(entries)
     for name, benchmark in BENCHMARKS.items():
         of_benchmark = [entry for entry in entries if entry["benchmark"] == name]
-        last = max(of_benchmark, key=lambda entry: entry["date"] or "", default=None)
+        last = max(of_benchmark, key=lambda entry: entry["date"], default=None)
         seconds = last and last["seconds_of_benchmark"]
         machine = (last and last["machine"]) or {}
-        settings = benchmark.settings()
+        # A benchmark whose heap is not the default has the heap in its results.
+        recorded = (last and last["settings"]) or {}
+        settings = {**recorded, **benchmark.settings()}
         rows.append(
             (
                 f"`{name}`",
@@ -208,32 +172,44 @@ def build_runs(entries: Sequence[Entry]) -> str:
                 f"about {benchmark.minutes} min",
                 f"{seconds} s" if seconds else "",
                 "never" if last is None else _recorded(last),
+                "" if last is None else marks[_hardware(last)],
                 str(machine.get("load_average_before", "")),
             )
         )
     minutes = sum(benchmark.minutes for benchmark in BENCHMARKS.values())
-    rows.append(("all", "", "", f"about {minutes} min", "", "", ""))
-    names = ("ONLY", "works on", "heap", "takes", "took", "last recorded", "load before")
+    rows.append(("all", "", "", f"about {minutes} min", "", "", "", ""))
+    names = ("ONLY", "works on", "heap", "takes", "took", "last recorded", "machine", "load before")
     return _table(names, rows)
 
 
-def build_machines(entries: Iterable[Entry]) -> str:
-    """Return the table of the machines of dated results."""
+def build_machines(entries: Sequence[Entry]) -> str:
+    """Return the table of the machines of the results."""
+    marks = _mark_machines(entries)
     dates: dict[tuple[str, ...], list[str]] = {}
     for entry in entries:
         machine = entry["machine"]
-        if machine is None:
-            continue
         described = (
-            f"{machine['cores']} cores, {machine['memory_gb']} GB, {machine['cpu']}",
+            marks[_hardware(entry)],
+            _hardware(entry),
             f"{machine['os']}, {machine['kernel']}",
             f"Python {machine['python']}, Java {machine['java']}",
         )
         dates.setdefault(described, []).append(entry["date"][:10])
     if not dates:
-        return "No result has a date yet.\n"
-    rows = [(*machine, _span(days)) for machine, days in dates.items()]
-    return _table(("machine", "system", "programs", "recorded"), rows)
+        return "No result is recorded yet.\n"
+    rows = [(*machine, _span(days)) for machine, days in sorted(dates.items())]
+    return _table(("", "machine", "system", "programs", "recorded"), rows)
+
+
+def _mark_machines(entries: Iterable[Entry]) -> dict[str, str]:
+    """Return a letter for each kind of machine, by its hardware."""
+    machines = sorted({_hardware(entry) for entry in entries})
+    return dict(zip(machines, string.ascii_uppercase, strict=False))
+
+
+def _hardware(entry: Entry) -> str:
+    machine = entry["machine"]
+    return f"{machine['cores']} cores, {machine['memory_gb']} GB, {machine['cpu']}"
 
 
 def build_comparison(entries: Sequence[Entry]) -> str:
@@ -309,8 +285,6 @@ def _with_range(value: float | None, low: float | None, high: float | None) -> s
 
 def _recorded(entry: Entry) -> str:
     """Format the date and the commit of an entry."""
-    if entry["date"] is None:
-        return _UNDATED
     day, commit = str(entry["date"])[:10], entry["commit"]
     return f"{day}, {commit}" if commit else day
 

@@ -1,7 +1,8 @@
 """Run benchmarks, print their results and save them: `make bench [ONLY=capture,merge]`.
 
-At the end of each benchmark, its results are saved in results.json and on the page of figures. A
-failed benchmark saves no result, and the next benchmarks run.
+Each benchmark waits until the load of the machine is low, for at most five minutes. At the end of
+each benchmark, its results are saved in results.json and on the page of figures. A failed benchmark
+saves no result, and the next benchmarks run.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from benchmarks.environment import describe_machine, find_commit
 from benchmarks.page import write_page
 from benchmarks.results import RESULTS, Result, entry_of, save, table
 from benchmarks.scale import SCALE
+
+LOW_LOAD = 0.5
+_SECONDS_TO_LOW_LOAD = 300.0
+_POLL_SECONDS = 5.0
 
 
 def main() -> int:
@@ -64,6 +69,8 @@ def _compile_package() -> None:
 
 def _run(name: str, benchmark: Benchmark, commit: str | None) -> list[Result]:
     """Run one benchmark, and save its results unless the size is reduced."""
+    if SCALE == 1:
+        wait_for_low_load()
     machine = describe_machine(benchmark.postgres)
     began_at, began = dt.datetime.now(dt.UTC), time.monotonic()
     results = list(benchmark.run())
@@ -79,3 +86,21 @@ def _run(name: str, benchmark: Benchmark, commit: str | None) -> list[Result]:
         save(entry_of(result, context) for result in results)
         write_page()
     return results
+
+
+def wait_for_low_load() -> None:
+    """Wait until the load average of the last minute is low, or until the time is over.
+
+    The previous benchmark is part of this average for some minutes.
+    """
+    began = time.monotonic()
+    if os.getloadavg()[0] <= LOW_LOAD:
+        return
+    _log(f"the load average is {os.getloadavg()[0]:.2f}: waiting for {LOW_LOAD:g} or less")
+    while os.getloadavg()[0] > LOW_LOAD and time.monotonic() - began < _SECONDS_TO_LOW_LOAD:
+        time.sleep(_POLL_SECONDS)
+    _log(f"{os.getloadavg()[0]:.2f} after {time.monotonic() - began:.0f} s")
+
+
+def _log(line: str) -> None:
+    print(f"  {line}", file=sys.stderr, flush=True)

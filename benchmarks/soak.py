@@ -9,6 +9,7 @@ that is deleted at an age is deleted after minutes (`soak_definitions.py`).
 
 A sample is taken every minute. Each result is the median of the samples in the last tenth of the
 time, divided by that in the second tenth: 1 for a flat curve. The first tenth is the warm-up.
+A soak is one repetition, whatever its number of samples.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from benchmarks.soak_samples import (
     find_merge_seconds,
     find_window_seconds,
     growth,
+    growth_result,
     measure_database,
     merge_maxima,
     read_memory,
@@ -70,21 +72,9 @@ def run() -> Iterator[Result]:
         samples = _measure(folder)
     at_end = _describe_end(samples[-1])
     for name, values in _series(samples).items():
-        early, late = growth(values)
-        result = Result.reported(
-            f"soak_{name}_growth",
-            values,
-            "times",
-            value=late / early if early else 0.0,
-        )
-        log(f"soak_{name}_growth: {early:,.3f} to {late:,.3f}")
-        yield replace(
-            result,
-            minimum=result.ours,
-            median=result.ours,
-            maximum=result.ours,
-            settings={"early": f"{early:,.3f}", "late": f"{late:,.3f}", **at_end},
-        )
+        result = growth_result(f"soak_{name}_growth", values)
+        log(f"{result.name}: {result.settings['early']} to {result.settings['late']}")
+        yield replace(result, settings={**result.settings, **at_end})
 
 
 def _series(samples: Sequence[Sample]) -> dict[str, list[float]]:

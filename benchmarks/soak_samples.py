@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
 import dagster as dg
 import psutil
 
+from benchmarks.results import Result
 from pgcdc_assets.raw.delta_log import FOLDER as LOG_FOLDER
 
 # The newest materialisations of windows, and commits of a table, that a sample reads.
@@ -155,6 +156,20 @@ def growth(values: Sequence[float]) -> tuple[float, float]:
     """Return the medians of the second tenth and of the last tenth of a series."""
     size = max(1, len(values) // 10)
     return statistics.median(values[size : 2 * size] or values), statistics.median(values[-size:])
+
+
+def growth_result(name: str, values: Sequence[float]) -> Result:
+    """Return the growth of a series in one run: one repetition, whose settings have the samples."""
+    early, late = growth(values)
+    result = Result.reported(name, [late / early if early else 0.0], "times")
+    return replace(
+        result,
+        settings={
+            "early": f"{early:,.3f}",
+            "late": f"{late:,.3f}",
+            "samples": str(len(values)),
+        },
+    )
 
 
 def _role(command: Sequence[str]) -> str | None:
