@@ -34,6 +34,11 @@ class Casts:
         """The number of texts."""
         return sum(len(texts) for _, texts in self._wanted)
 
+    @property
+    def needs_spark(self) -> bool:
+        """Whether any text becomes a value of another type."""
+        return any(_is_cast(kind, texts) for kind, texts in self._wanted)
+
     def add(self, kind: DeltaType, texts: pa.Array) -> int:
         """Add texts; return the number of their values."""
         self._wanted.append((kind, texts))
@@ -47,11 +52,11 @@ class Casts:
         """Cast all texts.
 
         Args:
-            spark: a session that no other thread uses at the same time.
+            spark: a session that no other thread uses at the same time; not used without a cast.
         """
         by_expression: dict[str, list[int]] = {}
         for number, (kind, texts) in enumerate(self._wanted):
-            if not kind.is_text and texts.null_count < len(texts):
+            if _is_cast(kind, texts):
                 by_expression.setdefault(kind.expression("text"), []).append(number)
         typed: dict[int, pa.Array] = {}
         for together in self._projections(by_expression):
@@ -110,3 +115,7 @@ class Casts:
                 found[number] = column.slice(start, length)
                 start += length
         return found
+
+
+def _is_cast(kind: DeltaType, texts: pa.Array) -> bool:
+    return not kind.is_text and texts.null_count < len(texts)

@@ -115,7 +115,8 @@ class SmallMerges:
             self.left += [merge.task for merge in group]
             return
         try:
-            tune(self.spark, casts.row_count, 0)
+            if casts.needs_spark:
+                tune(self.spark, casts.row_count, 0)
             casts.run(self.spark)
         except (PySparkException, Py4JError, pa.ArrowException):
             # The texts that Spark cannot read, or its server, are explained by Spark's merge.

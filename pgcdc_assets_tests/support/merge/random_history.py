@@ -143,6 +143,12 @@ class RandomHistory:
                 changes += self._settle(history)
         return changes
 
+    def passing_row(self) -> list[Change]:
+        """Commit one transaction that adds a row and removes it again."""
+        row = self._row(0, _KEYS)
+        self.rows[0].append(row)
+        return [Change("I", tuple(row)), self._delete(row)]
+
     def _change(self, history: int) -> list[Change]:
         rows = self.rows[history]
         key = self.rng.randrange(_KEYS)

@@ -1,0 +1,118 @@
+"""Random histories of tables whose columns are all texts: their merges need no Spark.
+
+Each merge is compared. The tables are small enough to become empty, and for steps that cancel out.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.merge import MergeReport, merge_tables
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets_tests.support.merge.history import Landing, Versions, column, relation
+from pgcdc_assets_tests.support.merge.random_history import (
+    COLUMNS,
+    KEY,
+    TRANSACTIONS,
+    RandomHistory,
+    cut,
+)
+from pgcdc_assets_tests.support.merge.small_tables import merge_together
+
+_NAMES = [each.name for each in COLUMNS]
+_VERSION = ("_valid_from_lsn", "_valid_to_lsn", "_is_current", "_ordinal", "_op")
+_NO_SPARK = cast("SparkSession", None)
+
+_Rows = list[tuple[Any, ...]]
+
+
+@pytest.fixture(autouse=True)
+def _together(monkeypatch: pytest.MonkeyPatch) -> None:
+    merge_together(monkeypatch)
+
+
+def _merges(
+    zone: RawZone,
+    rng: random.Random,
+    target: CdcTable,
+    expected: Versions,
+    identity: str,
+    truncates: bool = False,
+) -> Iterator[MergeReport]:
+    """Land a history in windows cut at random, and yield the report of each merge."""
+    history = RandomHistory(rng, identity, histories=rng.choice([1, 3, 40]))
+    copied = history.copied()
+    columns = [column(name, "text") for name in _NAMES]
+    landing = Landing(zone, [relation(*columns, key=KEY, identity=identity)])
+    landing.begin(copied)
+    expected.copy(copied, landing.lsn)
+    for piece in cut(rng, TRANSACTIONS, rng.randint(1, TRANSACTIONS)):
+        transactions = []
+        for number, i in enumerate(piece):
+            is_passing = rng.random() < 0.2
+            transactions.append(
+                history.passing_row()
+                if is_passing
+                else history.transaction(truncates and i in (3, 8))
+            )
+            expected.apply(transactions[-1], landing.lsn + 0x10 * number)
+        landing.land(*transactions)
+        if rng.random() < 0.6 or piece[-1] == TRANSACTIONS - 1:
+            (report,) = merge_tables(
+                _NO_SPARK, zone, [target], landing.windows[-1], sessions=[_NO_SPARK]
+            )
+            assert isinstance(report, MergeReport), report.error.__cause__ or report.error
+            yield report
+
+
+def _stored(path: str, *system: str) -> _Rows:
+    rows = pa.RecordBatchReader.from_stream(DeltaTable(path).scan()).read_all().to_pylist()
+    return sorted((tuple(row[name] for name in (*_NAMES, *system)) for row in rows), key=repr)
+
+
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("truncates", [False, True], ids=["plain", "truncate"])
+@pytest.mark.parametrize("identity", ["d", "f"], ids=["default", "full"])
+def test_each_image_is_exact(
+    zone: RawZone, rng: random.Random, identity: str, truncates: bool, number: int
+) -> None:
+    """D1 to D9, and the counts of the reports."""
+    rng.seed(rng.random() + number)
+    expected = Versions(key=(0, 1))
+    before: set[tuple[str | None, ...]] | None = None
+    for report in _merges(zone, rng, CdcTable("shop", "items"), expected, identity, truncates):
+        rows = sorted((tuple(version.row) for version in expected.open.values()), key=repr)
+        assert _stored(report.path) == rows
+        assert report.row_count == len(rows)
+        keys = set(expected.open)
+        if before is not None and not truncates:
+            assert report.rows_inserted == len(keys - before)
+            assert report.rows_deleted == len(before - keys)
+        before = keys
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_each_history_is_exact(zone: RawZone, rng: random.Random, number: int) -> None:
+    """D1 to D6, D9, and the counts of the reports."""
+    rng.seed(rng.random() + number)
+    expected = Versions(key=(0, 1))
+    count, was_open = 0, set[int]()
+    for report in _merges(zone, rng, CdcTable("shop", "items", scd=(2,)), expected, "d"):
+        versions: _Rows = [
+            (*each.row, each.start, each.end, each.end is None, each.ordinal, each.op)
+            for each in expected.all
+        ]
+        assert _stored(report.path, *_VERSION) == sorted(versions, key=repr)
+        assert report.row_count == len(versions)
+        if count:
+            assert report.rows_inserted == len(versions) - count
+            assert report.rows_updated == len(was_open - set(map(id, expected.open.values())))
+        count, was_open = len(versions), set(map(id, expected.open.values()))
