@@ -5,6 +5,7 @@ Each merge is compared. The tables are small enough to become empty, and for ste
 
 from __future__ import annotations
 
+import datetime as dt
 import random
 from collections.abc import Iterator
 from typing import Any, cast
@@ -17,7 +18,14 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.merge import MergeReport, merge_tables
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets_tests.support.merge.history import Landing, Versions, column, relation
+from pgcdc_assets_tests.support.merge.history import (
+    CLOCK,
+    Landing,
+    Version,
+    Versions,
+    column,
+    relation,
+)
 from pgcdc_assets_tests.support.merge.random_history import (
     COLUMNS,
     KEY,
@@ -28,7 +36,9 @@ from pgcdc_assets_tests.support.merge.random_history import (
 from pgcdc_assets_tests.support.merge.small_tables import merge_together
 
 _NAMES = [each.name for each in COLUMNS]
-_VERSION = ("_valid_from_lsn", "_valid_to_lsn", "_is_current", "_ordinal", "_op")
+_BEGIN = ("_valid_from", "_valid_from_epoch", "_valid_from_lsn", "_ordinal", "_op")
+_END = ("_valid_to", "_valid_to_epoch", "_valid_to_lsn", "_is_current")
+_IMAGE = ("_lsn", "_ordinal", "_commit_ts", "_rescued")
 _NO_SPARK = cast("SparkSession", None)
 
 _Rows = list[tuple[Any, ...]]
@@ -37,6 +47,19 @@ _Rows = list[tuple[Any, ...]]
 @pytest.fixture(autouse=True)
 def _together(monkeypatch: pytest.MonkeyPatch) -> None:
     merge_together(monkeypatch)
+
+
+class _Images(Versions):
+    """The newest row of each key, with the position of its last change."""
+
+    def _put(
+        self, key: tuple[str | None, ...], row: list[str | None], lsn: int, ordinal: int, op: str
+    ) -> None:
+        self.open[key] = Version(row, lsn, ordinal, op)
+
+
+def _time(lsn: int) -> dt.datetime:
+    return CLOCK + dt.timedelta(microseconds=lsn)
 
 
 def _merges(
@@ -73,6 +96,15 @@ def _merges(
             yield report
 
 
+def _changed_at(version: Version) -> dt.datetime | None:
+    """Return the time of a row's last change; None for a row of a snapshot."""
+    return None if version.op == "S" else _time(version.start)
+
+
+def _ended(lsn: int) -> tuple[Any, ...]:
+    return _time(lsn), 1, lsn, False
+
+
 def _stored(path: str, *system: str) -> _Rows:
     rows = pa.RecordBatchReader.from_stream(DeltaTable(path).scan()).read_all().to_pylist()
     return sorted((tuple(row[name] for name in (*_NAMES, *system)) for row in rows), key=repr)
@@ -86,12 +118,18 @@ def test_each_image_is_exact(
 ) -> None:
     """D1 to D9, and the counts of the reports."""
     rng.seed(rng.random() + number)
-    expected = Versions(key=(0, 1))
+    expected = _Images(key=(0, 1)) if identity == "d" else Versions(key=(0, 1))
     before: set[tuple[str | None, ...]] | None = None
     for report in _merges(zone, rng, CdcTable("shop", "items"), expected, identity, truncates):
-        rows = sorted((tuple(version.row) for version in expected.open.values()), key=repr)
-        assert _stored(report.path) == rows
+        rows: _Rows = [tuple(version.row) for version in expected.open.values()]
+        assert _stored(report.path) == sorted(rows, key=repr)
         assert report.row_count == len(rows)
+        if identity == "d":
+            rows = [
+                (*each.row, each.start, each.ordinal, _changed_at(each), None)
+                for each in expected.open.values()
+            ]
+            assert _stored(report.path, *_IMAGE) == sorted(rows, key=repr)
         keys = set(expected.open)
         if before is not None and not truncates:
             assert report.rows_inserted == len(keys - before)
@@ -107,10 +145,14 @@ def test_each_history_is_exact(zone: RawZone, rng: random.Random, number: int) -
     count, was_open = 0, set[int]()
     for report in _merges(zone, rng, CdcTable("shop", "items", scd=(2,)), expected, "d"):
         versions: _Rows = [
-            (*each.row, each.start, each.end, each.end is None, each.ordinal, each.op)
+            (
+                *each.row,
+                *(_changed_at(each) or CLOCK, 1, each.start, each.ordinal, each.op),
+                *((None, None, None, True) if each.end is None else _ended(each.end)),
+            )
             for each in expected.all
         ]
-        assert _stored(report.path, *_VERSION) == sorted(versions, key=repr)
+        assert _stored(report.path, *_BEGIN, *_END) == sorted(versions, key=repr)
         assert report.row_count == len(versions)
         if count:
             assert report.rows_inserted == len(versions) - count
