@@ -39,6 +39,8 @@ _NAMES = [each.name for each in COLUMNS]
 _BEGIN = ("_valid_from", "_valid_from_epoch", "_valid_from_lsn", "_ordinal", "_op")
 _END = ("_valid_to", "_valid_to_epoch", "_valid_to_lsn", "_is_current")
 _IMAGE = ("_lsn", "_ordinal", "_commit_ts", "_rescued")
+# Numbers of independent histories: an array of one row, and many rows.
+_SIZES = (1, 2, 8, 40)
 _NO_SPARK = cast("SparkSession", None)
 
 _Rows = list[tuple[Any, ...]]
@@ -69,14 +71,16 @@ def _merges(
     rng: random.Random,
     target: CdcTable,
     expected: Versions,
+    number: int,
     identity: str,
     truncates: bool = False,
 ) -> Iterator[MergeReport]:
     """Land a history in windows cut at random, and yield the report of each merge."""
-    history = RandomHistory(rng, identity, histories=rng.choice([1, 3, 40]))
+    history = RandomHistory(rng, identity, histories=_SIZES[number % len(_SIZES)])
     copied = history.copied()
     columns = [column(name, "text") for name in _NAMES]
-    landing = Landing(zone, [relation(*columns, key=KEY, identity=identity)])
+    key = rng.choice([KEY, KEY[::-1]])
+    landing = Landing(zone, [relation(*columns, key=key, identity=identity)])
     landing.begin(copied)
     expected.copy(copied, landing.lsn)
     for piece in cut(rng, TRANSACTIONS, rng.randint(1, TRANSACTIONS)):
@@ -122,7 +126,9 @@ def test_each_image_is_exact(
     rng.seed(rng.random() + number)
     expected = _Images(key=(0, 1))
     before: dict[tuple[str | None, ...], tuple[int, int]] | None = None
-    for report in _merges(zone, rng, CdcTable("shop", "items"), expected, identity, truncates):
+    for report in _merges(
+        zone, rng, CdcTable("shop", "items"), expected, number, identity, truncates
+    ):
         rows: _Rows = [
             (*each.row, each.start, each.ordinal, _changed_at(each), None)
             for each in expected.open.values()
@@ -146,7 +152,7 @@ def test_each_history_is_exact(zone: RawZone, rng: random.Random, number: int) -
     rng.seed(rng.random() + number)
     expected = Versions(key=(0, 1))
     count, was_open = 0, set[int]()
-    for report in _merges(zone, rng, CdcTable("shop", "items", scd=(2,)), expected, "d"):
+    for report in _merges(zone, rng, CdcTable("shop", "items", scd=(2,)), expected, number, "d"):
         versions: _Rows = [
             (
                 *each.row,
