@@ -262,7 +262,7 @@ def _replace_contents(
         _commit_by_spark(spark, zone, staged, staged_path, live, window)
     else:
         try:
-            move_files(zone, [action.path for action in actions], staged_path, path)
+            move_files(zone, {each.path: each.size for each in actions}, staged_path, path)
         except OSError as error:
             raise unwritable_error(path, error) from error
         failpoints.reach(failpoints.AFTER_REBUILD_MOVED)

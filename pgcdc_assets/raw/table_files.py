@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import pyarrow.fs as pafs
 
@@ -11,16 +11,29 @@ from pgcdc_assets.raw.delta_log import FOLDER
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.zone import RawZone
 
+# S3 itself copies objects of up to 5 GB (CopyObject).
+LARGEST_COPY_BYTES = 5_000_000_000
+_BLOCK_BYTES = 64 * 1024 * 1024
 
-def move_files(zone: RawZone, names: Sequence[str], source: str, target: str) -> None:
-    """Move data files, which have unique names, between two tables of the capture."""
+
+def move_files(zone: RawZone, sizes: Mapping[str, int], source: str, target: str) -> None:
+    """Move data files, which have unique names, between two tables of the capture.
+
+    Args:
+        sizes: the size of each file in bytes.
+
+    Raises:
+        OSError: a file cannot be read or written.
+    """
     store = _store(zone)
-    for name in names:
+    for name, size_bytes in sizes.items():
         origin, destination = (f"{_inside(zone, folder)}/{name}" for folder in (source, target))
         if zone.lake.is_local:
             # Delta puts the files of a table with column mapping into folders of random names.
             store.create_dir(destination.rpartition("/")[0])
             store.move(origin, destination)
+        elif zone.lake.is_s3 and size_bytes > LARGEST_COPY_BYTES:
+            _copy_by_blocks(store, origin, destination)
         else:
             store.copy_file(origin, destination)
 
@@ -41,6 +54,13 @@ def replace_log(zone: RawZone, source: str, target: str) -> None:
         store.delete_file(f"{old}/{name}")
     for name in _file_names(store, new):
         store.copy_file(f"{new}/{name}", f"{old}/{name}")
+
+
+def _copy_by_blocks(store: pafs.FileSystem, source: str, target: str) -> None:
+    """Read and write a file through this process."""
+    with store.open_input_stream(source) as origin, store.open_output_stream(target) as destination:
+        while block := origin.read(_BLOCK_BYTES):
+            destination.write(block)
 
 
 def _store(zone: RawZone) -> pafs.FileSystem:

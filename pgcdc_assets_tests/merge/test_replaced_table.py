@@ -41,7 +41,7 @@ class Tables:
             AddAction(each["path"], each["size_bytes"], {}, 0, True, '{"numRecords": 1}')
             for each in actions
         ]
-        move_files(self.zone, [each.path for each in self.added], staged, self.live)
+        move_files(self.zone, {each.path: each.size for each in self.added}, staged, self.live)
 
     def replace(self) -> None:
         """Replace the live table."""
