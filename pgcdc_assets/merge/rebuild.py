@@ -32,6 +32,7 @@ from pgcdc_assets.errors import (
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.merge.replaced_table import (
     ReplacedTable,
+    create_again,
     describe_replaced,
     open_again,
     replace_files,
@@ -42,7 +43,7 @@ from pgcdc_assets.raw.delta_log import read_commit
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.staging import REBUILD, STALE_AFTER, remove_stale, staging_root
-from pgcdc_assets.raw.table_files import move_files, replace_log
+from pgcdc_assets.raw.table_files import move_files
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table, string
@@ -258,7 +259,9 @@ def _replace_contents(
     actions = _added_files(zone, staged, files, staged_path)
     # The log of a table with column mapping has a number for each column, which others lack.
     loses_mapping = MAPPING in live.properties and MAPPING not in staged.metadata().configuration
-    if live.is_for_spark or loses_mapping:
+    if not live.is_readable:
+        create_again(spark, zone, staged, staged_path, path, window.end_position)
+    elif live.is_for_spark or loses_mapping:
         _commit_by_spark(spark, zone, staged, staged_path, live, window)
     else:
         try:
@@ -266,10 +269,7 @@ def _replace_contents(
         except OSError as error:
             raise unwritable_error(path, error) from error
         failpoints.reach(failpoints.AFTER_REBUILD_MOVED)
-        if live.is_readable:
-            replace_files(zone, staged, live, actions, window.end_position)
-        else:
-            replace_log(zone, staged_path, path)
+        replace_files(zone, staged, live, actions, window.end_position)
     failpoints.reach(failpoints.AFTER_REBUILD_COMMIT)
     if live.is_readable:
         _keep_properties_in_step(spark, zone, staged, path)

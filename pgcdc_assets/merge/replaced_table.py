@@ -1,13 +1,15 @@
 """The table that a rebuild replaces: its description, and the commit that replaces its contents.
 
 delta-rs writes the commit, because only delta-rs can add the files of one table to the log of
-another table together with schema and watermark.
+another table together with schema and watermark. If the log of the table cannot be read, Spark
+creates the table again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema
@@ -18,8 +20,10 @@ from pgcdc_assets.errors import ConfigurationError, PgcdcError, TableDamaged, Tr
 from pgcdc_assets.lsn import Position
 from pgcdc_assets.raw.log_table import open_delta_table
 from pgcdc_assets.raw.store_errors import explain_store_error
+from pgcdc_assets.raw.table_files import set_log_aside
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.tables.fence import Step, fence_app_id, fence_transactions, read_fence
 from pgcdc_assets.tables.owned_columns import (
     NOTHING_OWNED,
@@ -27,13 +31,24 @@ from pgcdc_assets.tables.owned_columns import (
     find_owned,
     versions_of_table,
 )
-from pgcdc_assets.tables.properties import MAPPING
-from pgcdc_assets.tables.state import is_unsupported, is_written, open_table, read_position
+from pgcdc_assets.tables.properties import MAPPING, MAX_COLUMN_ID
+from pgcdc_assets.tables.state import (
+    is_unsupported,
+    is_written,
+    open_table,
+    read_position,
+    record_watermark,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _ATTEMPTS = 5
 
 # Table features that an owner may turn on, and that delta-rs does not write.
 _FOR_SPARK = frozenset({"clustering", "domainMetadata", "rowTracking"})
+# Prefixes of properties that Delta itself assigns to a new table.
+_ASSIGNED = (MAX_COLUMN_ID, "delta.rowTracking.materialized")
 
 
 @dataclass(frozen=True)
@@ -155,6 +170,76 @@ def replace_files(
     raise TransientError(
         reason=f"Merges of {path} committed before every attempt of its rebuild, and the table is "
         "as they left it. Stop the merges, and run it again."
+    )
+
+
+def create_again(
+    spark: SparkSession,
+    zone: RawZone,
+    staged: DeltaTable,
+    staged_path: str,
+    path: str,
+    position: Position,
+) -> None:
+    """Set the unreadable log of a table aside, and create the table from the staged rows.
+
+    Spark creates the table, because of two writers of the first commit one wins, in each store. If
+    the process dies before, the table has no log, and the next merge builds the table from the raw
+    zone.
+
+    Args:
+        position: epoch and watermark of the rows.
+
+    Raises:
+        TransientError: another process has created the table, or the table could not be written.
+    """
+    from pyspark.sql import functions as F
+
+    from pgcdc_assets.spark.errors import condition_of, is_conflict
+
+    try:
+        if open_table(zone.lake, path) is not None:
+            raise _created_by_another(path)
+    except TableDamaged:
+        try:
+            set_log_aside(zone, path)
+        except OSError as error:
+            raise _not_created(path, type(error).__name__) from error
+    step = Step(fence_app_id(zone.name), 1, position)
+    metadata = staged.metadata()
+    writer = spark.read.format("delta").load(staged_path).writeTo(delta_table(path)).using("delta")
+    writer = writer.options(**step.options)
+    if metadata.partition_columns:
+        writer = writer.partitionedBy(*map(F.col, metadata.partition_columns))
+    for name, value in metadata.configuration.items():
+        if not name.startswith(_ASSIGNED):
+            writer = writer.tableProperty(name, value)
+    if metadata.description:
+        writer = writer.tableProperty("comment", metadata.description)
+    try:
+        # Delta skips the write if another writer has created the table before.
+        writer.createOrReplace()
+    except Exception as error:
+        if is_conflict(error):
+            raise _created_by_another(path) from error
+        raise _not_created(path, condition_of(error)) from error
+    if not is_written(zone, path, step):
+        raise _created_by_another(path)
+    record_watermark(zone, path)
+
+
+def _created_by_another(path: str) -> TransientError:
+    return TransientError(
+        reason=f"Another process has created the Delta table {path} during its rebuild. The table "
+        "is as that process left it, and the rebuild wrote nothing to it. Run the rebuild again "
+        "only if the table is not as you need it."
+    )
+
+
+def _not_created(path: str, condition: str) -> TransientError:
+    return TransientError(
+        reason=f"The damaged log of {path} was not replaced ({condition}). Run the rebuild again. "
+        "If the log is gone, the next merge builds the table from the raw zone."
     )
 
 

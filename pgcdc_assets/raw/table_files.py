@@ -1,4 +1,4 @@
-"""Moving of data files and logs between Delta tables, for a rebuild."""
+"""Moving of data files between Delta tables, and of damaged logs, for a rebuild."""
 
 from __future__ import annotations
 
@@ -38,22 +38,21 @@ def move_files(zone: RawZone, sizes: Mapping[str, int], source: str, target: str
             store.copy_file(origin, destination)
 
 
-def replace_log(zone: RawZone, source: str, target: str) -> None:
-    """Replace an unreadable log by the log of another table.
+def set_log_aside(zone: RawZone, path: str) -> None:
+    """Copy the files of a table's log to the folder beside the log, and delete the log.
 
-    The files of the old log are copied to the folder beside the log first. If the process dies in
-    between, the target has no readable log, and the next merge builds the table from the raw zone.
+    Raises:
+        OSError: a file cannot be copied or deleted.
     """
     store = _store(zone)
-    new, old = (f"{_inside(zone, folder)}/{FOLDER}" for folder in (source, target))
-    aside = f"{old}_damaged_{time.time_ns()}"
-    for name in _file_names(store, old):
-        store.copy_file(f"{old}/{name}", f"{aside}_{name}")
+    log = f"{_inside(zone, path)}/{FOLDER}"
+    names = _file_names(store, log)
+    aside = f"{log}_damaged_{time.time_ns()}"
+    for name in names:
+        store.copy_file(f"{log}/{name}", f"{aside}_{name}")
     # The newest entry first: the remaining entries never form a readable log of an older version.
-    for name in reversed(_file_names(store, old)):
-        store.delete_file(f"{old}/{name}")
-    for name in _file_names(store, new):
-        store.copy_file(f"{new}/{name}", f"{old}/{name}")
+    for name in reversed(names):
+        store.delete_file(f"{log}/{name}")
 
 
 def _copy_by_blocks(store: pafs.FileSystem, source: str, target: str) -> None:

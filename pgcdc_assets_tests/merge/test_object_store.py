@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
+from pgcdc_assets.raw.delta_log import commit_path
+from pgcdc_assets.raw.files import filesystem, write_file
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.state import read_watermark, table_path
@@ -187,5 +189,29 @@ def test_a_rebuild_whose_answer_is_lost_is_committed_once(
         assert read_by_delta_rs(kind, store_zone) == race.outcome, what
         table = DeltaTable(path, storage_options=store_zone.lake.delta_options)
         assert table.version() == before + 1
+    assert merges.merge(kind, landing.land([])) == ""
+    assert merges.contents(kind) == race.outcome
+
+
+@pytest.mark.sampled
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["history"])
+def test_a_damaged_log_is_replaced_by_one_conditional_commit(
+    kind: str, store_zone: RawZone, merges: StoreMerges, store_proxy: StoreProxy
+) -> None:
+    race = RACES[kind]
+    landing = race.land_snapshot(store_zone)
+    for changes in (race.first, race.second):
+        assert merges.merge(kind, landing.land(changes)) == ""
+    path = path_of(kind, store_zone)
+    version = DeltaTable(path, storage_options=store_zone.lake.delta_options).version()
+    write_file(filesystem(store_zone.lake, path), commit_path(version), b'{"add":{"path":')
+    store_proxy.forget()
+    first = f"{path.removeprefix('s3://lake/')}/{commit_path(0)}"
+    with store_proxy.making(Fault("SlowDown after", "PUT", first, is_conditional=True, times=1)):
+        assert merges.rebuild(kind) == ""
+    puts = [each for each in store_proxy.requests if (each.kind, each.key) == ("PUT", first)]
+    assert len(puts) > 1 and all(each.is_conditional for each in puts)
+    assert merges.contents(kind) == read_by_delta_rs(kind, store_zone) == race.outcome
     assert merges.merge(kind, landing.land([])) == ""
     assert merges.contents(kind) == race.outcome
