@@ -5,10 +5,9 @@ and one commit removes the old files from the log, adds the new files, and carri
 watermark: readers see either the old or the new contents. If the process is killed before the
 commit, the live table is unchanged, and VACUUM or the next maintenance removes the orphans.
 
-delta-rs writes this commit, because only delta-rs can add the files of one table to the log of
-another table together with schema and watermark. The commit carries the next fence, so a merge that
-began earlier writes nothing. If delta-rs cannot write a feature of the table, Spark overwrites the
-table from the staging folder.
+The commit (`replaced_table.py`) carries the next fence, so a merge that began earlier writes
+nothing. If delta-rs cannot write a feature of the table, Spark overwrites the table from the
+staging folder.
 """
 
 from __future__ import annotations
@@ -20,43 +19,43 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Schema
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.errors import (
     ConfigurationError,
-    PgcdcError,
     RawExpired,
     RawZoneError,
-    TransientError,
     resnapshot_remedy,
 )
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
-from pgcdc_assets.merge.replaced_table import ReplacedTable, describe_replaced
+from pgcdc_assets.merge.replaced_table import (
+    ReplacedTable,
+    create_again,
+    describe_replaced,
+    open_again,
+    replace_files,
+    unwritable_error,
+)
 from pgcdc_assets.merge.report import MergeFailure
 from pgcdc_assets.raw.delta_log import read_commit
 from pgcdc_assets.raw.files import filesystem
-from pgcdc_assets.raw.log_table import open_delta_table
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.staging import REBUILD, STALE_AFTER, remove_stale, staging_root
-from pgcdc_assets.raw.store_errors import explain_store_error
-from pgcdc_assets.raw.table_files import move_files, replace_log
+from pgcdc_assets.raw.table_files import move_files
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table, string
 from pgcdc_assets.tables.columns import DELETED, OP, VALID_FROM
 from pgcdc_assets.tables.deleted_rows import deleted_rows
-from pgcdc_assets.tables.fence import Step, fence_app_id, fence_transactions, read_fence
+from pgcdc_assets.tables.fence import Step, fence_app_id, read_fence
 from pgcdc_assets.tables.properties import BEGINS_WITH, KEY_SINCE, MAPPING, MAX_COLUMN_ID, OURS
 from pgcdc_assets.tables.schema_gate import read_gate
-from pgcdc_assets.tables.state import check_written, is_unsupported, table_path
+from pgcdc_assets.tables.state import check_written, table_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-_ATTEMPTS = 5
 
 # Columns of the kinds of table that show contents from before their newest snapshot.
 _SHOWS_THE_PAST = frozenset({VALID_FROM, DELETED, OP})
@@ -251,43 +250,30 @@ def _replace_contents(
 ) -> int:
     """Replace a table's contents, schema and watermark by those of the staged table."""
     path = live.path
-    staged = _open(zone, staged_path)
+    staged = open_again(zone, staged_path)
     files = pa.table(staged.get_add_actions(flatten=True))
     if deleted_rows(zone.lake, staged_path, staged, files):
         spark.sql(f"REORG TABLE {delta_table(staged_path)} APPLY (PURGE)")
-        staged = _open(zone, staged_path)
+        staged = open_again(zone, staged_path)
         files = pa.table(staged.get_add_actions(flatten=True))
     actions = _added_files(zone, staged, files, staged_path)
     # The log of a table with column mapping has a number for each column, which others lack.
     loses_mapping = MAPPING in live.properties and MAPPING not in staged.metadata().configuration
-    if live.is_for_spark or loses_mapping:
+    if not live.is_readable:
+        create_again(spark, zone, staged, staged_path, path, window.end_position)
+    elif live.is_for_spark or loses_mapping:
         _commit_by_spark(spark, zone, staged, staged_path, live, window)
     else:
         try:
-            move_files(zone, [action.path for action in actions], staged_path, path)
+            move_files(zone, {each.path: each.size for each in actions}, staged_path, path)
         except OSError as error:
-            raise _unwritable(path, error) from error
+            raise unwritable_error(path, error) from error
         failpoints.reach(failpoints.AFTER_REBUILD_MOVED)
-        if live.is_readable:
-            _commit(zone, staged, live, actions, window)
-        else:
-            replace_log(zone, staged_path, path)
+        replace_files(zone, staged, live, actions, window.end_position)
     failpoints.reach(failpoints.AFTER_REBUILD_COMMIT)
     if live.is_readable:
         _keep_properties_in_step(spark, zone, staged, path)
     return sum(json.loads(action.stats)["numRecords"] for action in actions)
-
-
-def _open(zone: RawZone, path: str) -> DeltaTable:
-    try:
-        table = open_delta_table(zone.lake, path)
-    except (DeltaError, OSError) as error:
-        raise TransientError(
-            reason=f"The Delta table {path} cannot be read ({type(error).__name__}). Run it again."
-        ) from error
-    if table is None:
-        raise TransientError(reason=f"There is no Delta table {path} any more. Run it again.")
-    return table
 
 
 def _added_files(zone: RawZone, staged: DeltaTable, files: pa.Table, path: str) -> list[AddAction]:
@@ -317,60 +303,11 @@ def _commit_by_spark(
     """Overwrite a table that delta-rs cannot write with the staged rows."""
     from pgcdc_assets.merge.schema_evolution import overwrite_by_spark
 
-    number = read_fence(_open(zone, replaced.path), zone.name) + 1
+    number = read_fence(open_again(zone, replaced.path), zone.name) + 1
     step = Step(fence_app_id(zone.name), number, window.end_position)
     columns = staged.metadata().partition_columns
     overwrite_by_spark(spark, staged_path, replaced.path, replaced.owned, columns, step)
     check_written(zone, replaced.path, step)
-
-
-def _commit(
-    zone: RawZone,
-    staged: DeltaTable,
-    replaced: ReplacedTable,
-    actions: list[AddAction],
-    window: LsnWindow,
-) -> None:
-    path = replaced.path
-    schema = Schema.from_json(replaced.owned.add_to(staged.schema().to_json()))
-    for _ in range(_ATTEMPTS):
-        live = _open(zone, path)
-        fence = read_fence(live, zone.name) + 1
-        properties = CommitProperties(
-            custom_metadata={"pgcdc": {"rebuilt_through": str(window.end)}},
-            app_transactions=fence_transactions(zone, window.epoch, window.end, fence),
-            max_commit_retries=0,
-        )
-        try:
-            live.create_write_transaction(
-                list(actions),
-                "overwrite",
-                schema,
-                partition_by=staged.metadata().partition_columns,
-                commit_properties=properties,
-            )
-            return
-        except CommitFailedError as error:
-            if is_unsupported(error):
-                raise ConfigurationError(
-                    reason=f"The Delta table {path} has features that a rebuild cannot write. "
-                    "Move the table to another folder; the next merge creates it again."
-                ) from error
-            # A merge committed at the same time; its rows are replaced too.
-            continue
-        except (DeltaError, OSError) as error:
-            raise _unwritable(path, error) from error
-    raise TransientError(
-        reason=f"Merges of {path} committed before every attempt of its rebuild, and the table is "
-        "as they left it. Stop the merges, and run it again."
-    )
-
-
-def _unwritable(path: str, error: Exception) -> PgcdcError:
-    return explain_store_error(path, error) or TransientError(
-        reason=f"The Delta table {path} cannot be written ({type(error).__name__}), and is "
-        "unchanged. Run it again."
-    )
 
 
 def _keep_properties_in_step(
@@ -382,7 +319,7 @@ def _keep_properties_in_step(
     earlier watermark. A crash before it leaves a complete table with the relation version from
     before the rebuild: merges accept it, or raise an error whose remedy is another rebuild.
     """
-    known = _open(zone, path).metadata().configuration
+    known = open_again(zone, path).metadata().configuration
     wanted = {
         name: value
         for name, value in staged.metadata().configuration.items()

@@ -1,25 +1,54 @@
-"""Description of the table that a rebuild replaces."""
+"""The table that a rebuild replaces: its description, and the commit that replaces its contents.
+
+delta-rs writes the commit, because only delta-rs can add the files of one table to the log of
+another table together with schema and watermark. If the log of the table cannot be read, Spark
+creates the table again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from pgcdc_assets.errors import TableDamaged
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Schema
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction
+
+from pgcdc_assets.errors import ConfigurationError, PgcdcError, TableDamaged, TransientError
 from pgcdc_assets.lsn import Position
+from pgcdc_assets.raw.log_table import open_delta_table
+from pgcdc_assets.raw.store_errors import explain_store_error
+from pgcdc_assets.raw.table_files import set_log_aside
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.spark.sql import delta_table
+from pgcdc_assets.tables.fence import Step, fence_app_id, fence_transactions, read_fence
 from pgcdc_assets.tables.owned_columns import (
     NOTHING_OWNED,
     OwnedColumns,
     find_owned,
     versions_of_table,
 )
-from pgcdc_assets.tables.properties import MAPPING
-from pgcdc_assets.tables.state import open_table, read_position
+from pgcdc_assets.tables.properties import MAPPING, MAX_COLUMN_ID
+from pgcdc_assets.tables.state import (
+    is_unsupported,
+    is_written,
+    open_table,
+    read_position,
+    record_watermark,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_ATTEMPTS = 5
 
 # Table features that an owner may turn on, and that delta-rs does not write.
 _FOR_SPARK = frozenset({"clustering", "domainMetadata", "rowTracking"})
+# Prefixes of properties that Delta itself assigns to a new table.
+_ASSIGNED = (MAX_COLUMN_ID, "delta.rowTracking.materialized")
 
 
 @dataclass(frozen=True)
@@ -63,3 +92,160 @@ def describe_replaced(zone: RawZone, target: CdcTable, path: str) -> ReplacedTab
     features = table.protocol().writer_features or ()
     is_for_spark = not _FOR_SPARK.isdisjoint(features)
     return ReplacedTable(path, watermark, properties, columns, owned, is_for_spark)
+
+
+def open_again(zone: RawZone, path: str) -> DeltaTable:
+    """Open a table that a rebuild has found before.
+
+    Raises:
+        TransientError: the table cannot be read, or was deleted.
+    """
+    try:
+        table = open_delta_table(zone.lake, path)
+    except (DeltaError, OSError) as error:
+        raise TransientError(
+            reason=f"The Delta table {path} cannot be read ({type(error).__name__}). Run it again."
+        ) from error
+    if table is None:
+        raise TransientError(reason=f"There is no Delta table {path} any more. Run it again.")
+    return table
+
+
+def replace_files(
+    zone: RawZone,
+    staged: DeltaTable,
+    replaced: ReplacedTable,
+    added: Sequence[AddAction],
+    position: Position,
+) -> None:
+    """Replace a table's files, schema and watermark by those of the staged table, in one commit.
+
+    Args:
+        added: files that are in the table's folder already.
+        position: epoch and watermark of the files.
+
+    Raises:
+        ConfigurationError: delta-rs cannot write a feature of the table.
+        TransientError: the log could not be written, or other writers committed every time.
+    """
+    path = replaced.path
+    schema = Schema.from_json(replaced.owned.add_to(staged.schema().to_json()))
+    own = {action.path for action in added}
+    for _ in range(_ATTEMPTS):
+        live = open_again(zone, path)
+        # A commit that adds a live file again also removes the file: readers that apply the actions
+        # in their order, such as Spark, would lose its rows. Only an earlier attempt adds them.
+        if not own.isdisjoint(pa.table(live.get_add_actions()).column("path").to_pylist()):
+            return
+        step = Step(fence_app_id(zone.name), read_fence(live, zone.name) + 1, position)
+        try:
+            live.create_write_transaction(
+                list(added),
+                "overwrite",
+                schema,
+                partition_by=staged.metadata().partition_columns,
+                commit_properties=CommitProperties(
+                    custom_metadata={
+                        "userMetadata": step.metadata,
+                        "pgcdc": {"rebuilt_through": str(position.lsn)},
+                    },
+                    app_transactions=fence_transactions(zone, *position, step.number),
+                    max_commit_retries=0,
+                ),
+            )
+            return
+        except (DeltaError, OSError) as error:
+            if isinstance(error, CommitFailedError) and is_unsupported(error):
+                raise ConfigurationError(
+                    reason=f"The Delta table {path} has features that a rebuild cannot write. "
+                    "Move the table to another folder; the next merge creates it again."
+                ) from error
+            # If the answer to a conditional PUT is lost, delta-rs finds its own log entry and takes
+            # the entry for the commit of another process. A checkpoint after the commit may fail.
+            if is_written(zone, path, step):
+                return
+            if not isinstance(error, CommitFailedError):
+                raise unwritable_error(path, error) from error
+            # A merge committed at the same time; its rows are replaced too.
+    raise TransientError(
+        reason=f"Merges of {path} committed before every attempt of its rebuild, and the table is "
+        "as they left it. Stop the merges, and run it again."
+    )
+
+
+def create_again(
+    spark: SparkSession,
+    zone: RawZone,
+    staged: DeltaTable,
+    staged_path: str,
+    path: str,
+    position: Position,
+) -> None:
+    """Set the unreadable log of a table aside, and create the table from the staged rows.
+
+    Spark creates the table, because of two writers of the first commit one wins, in each store. If
+    the process dies before, the table has no log, and the next merge builds the table from the raw
+    zone.
+
+    Args:
+        position: epoch and watermark of the rows.
+
+    Raises:
+        TransientError: another process has created the table, or the table could not be written.
+    """
+    from pyspark.sql import functions as F
+
+    from pgcdc_assets.spark.errors import condition_of, is_conflict
+
+    try:
+        if open_table(zone.lake, path) is not None:
+            raise _created_by_another(path)
+    except TableDamaged:
+        try:
+            set_log_aside(zone, path)
+        except OSError as error:
+            raise _not_created(path, type(error).__name__) from error
+    step = Step(fence_app_id(zone.name), 1, position)
+    metadata = staged.metadata()
+    writer = spark.read.format("delta").load(staged_path).writeTo(delta_table(path)).using("delta")
+    writer = writer.options(**step.options)
+    if metadata.partition_columns:
+        writer = writer.partitionedBy(*map(F.col, metadata.partition_columns))
+    for name, value in metadata.configuration.items():
+        if not name.startswith(_ASSIGNED):
+            writer = writer.tableProperty(name, value)
+    if metadata.description:
+        writer = writer.tableProperty("comment", metadata.description)
+    try:
+        # Delta skips the write if another writer has created the table before.
+        writer.createOrReplace()
+    except Exception as error:
+        if is_conflict(error):
+            raise _created_by_another(path) from error
+        raise _not_created(path, condition_of(error)) from error
+    if not is_written(zone, path, step):
+        raise _created_by_another(path)
+    record_watermark(zone, path)
+
+
+def _created_by_another(path: str) -> TransientError:
+    return TransientError(
+        reason=f"Another process has created the Delta table {path} during its rebuild. The table "
+        "is as that process left it, and the rebuild wrote nothing to it. Run the rebuild again "
+        "only if the table is not as you need it."
+    )
+
+
+def _not_created(path: str, condition: str) -> TransientError:
+    return TransientError(
+        reason=f"The damaged log of {path} was not replaced ({condition}). Run the rebuild again. "
+        "If the log is gone, the next merge builds the table from the raw zone."
+    )
+
+
+def unwritable_error(path: str, error: Exception) -> PgcdcError:
+    """Return the error of a rebuild that could not write to the lake."""
+    return explain_store_error(path, error) or TransientError(
+        reason=f"The Delta table {path} cannot be written ({type(error).__name__}), and is "
+        "unchanged. Run it again."
+    )

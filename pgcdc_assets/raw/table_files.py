@@ -1,9 +1,9 @@
-"""Moving of data files and logs between Delta tables, for a rebuild."""
+"""Moving of data files between Delta tables, and of damaged logs, for a rebuild."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import pyarrow.fs as pafs
 
@@ -11,36 +11,55 @@ from pgcdc_assets.raw.delta_log import FOLDER
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.zone import RawZone
 
+# S3 itself copies objects of up to 5 GB (CopyObject).
+LARGEST_COPY_BYTES = 5_000_000_000
+_BLOCK_BYTES = 64 * 1024 * 1024
 
-def move_files(zone: RawZone, names: Sequence[str], source: str, target: str) -> None:
-    """Move data files, which have unique names, between two tables of the capture."""
+
+def move_files(zone: RawZone, sizes: Mapping[str, int], source: str, target: str) -> None:
+    """Move data files, which have unique names, between two tables of the capture.
+
+    Args:
+        sizes: the size of each file in bytes.
+
+    Raises:
+        OSError: a file cannot be read or written.
+    """
     store = _store(zone)
-    for name in names:
+    for name, size_bytes in sizes.items():
         origin, destination = (f"{_inside(zone, folder)}/{name}" for folder in (source, target))
         if zone.lake.is_local:
             # Delta puts the files of a table with column mapping into folders of random names.
             store.create_dir(destination.rpartition("/")[0])
             store.move(origin, destination)
+        elif zone.lake.is_s3 and size_bytes > LARGEST_COPY_BYTES:
+            _copy_by_blocks(store, origin, destination)
         else:
             store.copy_file(origin, destination)
 
 
-def replace_log(zone: RawZone, source: str, target: str) -> None:
-    """Replace an unreadable log by the log of another table.
+def set_log_aside(zone: RawZone, path: str) -> None:
+    """Copy the files of a table's log to the folder beside the log, and delete the log.
 
-    The files of the old log are copied to the folder beside the log first. If the process dies in
-    between, the target has no readable log, and the next merge builds the table from the raw zone.
+    Raises:
+        OSError: a file cannot be copied or deleted.
     """
     store = _store(zone)
-    new, old = (f"{_inside(zone, folder)}/{FOLDER}" for folder in (source, target))
-    aside = f"{old}_damaged_{time.time_ns()}"
-    for name in _file_names(store, old):
-        store.copy_file(f"{old}/{name}", f"{aside}_{name}")
+    log = f"{_inside(zone, path)}/{FOLDER}"
+    names = _file_names(store, log)
+    aside = f"{log}_damaged_{time.time_ns()}"
+    for name in names:
+        store.copy_file(f"{log}/{name}", f"{aside}_{name}")
     # The newest entry first: the remaining entries never form a readable log of an older version.
-    for name in reversed(_file_names(store, old)):
-        store.delete_file(f"{old}/{name}")
-    for name in _file_names(store, new):
-        store.copy_file(f"{new}/{name}", f"{old}/{name}")
+    for name in reversed(names):
+        store.delete_file(f"{log}/{name}")
+
+
+def _copy_by_blocks(store: pafs.FileSystem, source: str, target: str) -> None:
+    """Read and write a file through this process."""
+    with store.open_input_stream(source) as origin, store.open_output_stream(target) as destination:
+        while block := origin.read(_BLOCK_BYTES):
+            destination.write(block)
 
 
 def _store(zone: RawZone) -> pafs.FileSystem:

@@ -190,10 +190,13 @@ def _parse_step(lines: Iterable[bytes], app_id: str) -> Step | None:
 
 
 def _parse_metadata(text: str | None) -> dict[str, Any]:
+    """Return what a write of this package records; nothing for metadata of another program."""
     try:
-        return dict(json.loads(text or "{}").get("pgcdc", {}))
-    except (ValueError, AttributeError):
+        found = json.loads(text or "{}")
+    except (ValueError, TypeError):
         return {}
+    written = found.get("pgcdc") if isinstance(found, dict) else None
+    return written if isinstance(written, dict) else {}
 
 
 def _settled_app_id(name: str) -> str:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from deltalake import DeltaTable, QueryBuilder
 
+from pgcdc_assets.raw.delta_log import commit_path
+from pgcdc_assets.raw.files import filesystem, write_file
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.state import read_watermark, table_path
@@ -42,6 +46,14 @@ def path_of(kind: str, zone: RawZone) -> str:
     """Return the URI of a race's table."""
     target = RACES[kind].target
     return table_path(zone.lake, zone.name, target.schema, target.table, target.scd[0])
+
+
+def read_by_delta_rs(kind: str, zone: RawZone) -> list[tuple[Any, ...]]:
+    """Return the rows of the compared columns as delta-rs reads them."""
+    table = DeltaTable(path_of(kind, zone), storage_options=zone.lake.delta_options)
+    found = QueryBuilder().register("t", table).execute(f"select {RACES[kind].columns} from t")
+    columns = [column.to_pylist() for column in found.read_all().columns]
+    return sorted(zip(*columns, strict=True))
 
 
 @pytest.mark.sampled
@@ -150,5 +162,56 @@ def test_a_rebuild_without_the_store_leaves_the_table_and_is_repeated(
         assert merges.contents(kind) == race.outcome
     assert merges.rebuild(kind) == ""
     assert merges.contents(kind) == race.outcome
+    assert merges.merge(kind, landing.land([])) == ""
+    assert merges.contents(kind) == race.outcome
+
+
+@pytest.mark.sampled
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rebuild_whose_answer_is_lost_is_committed_once(
+    kind: str, store_zone: RawZone, merges: StoreMerges, store_proxy: StoreProxy
+) -> None:
+    """A second commit of the same files would remove them for Spark."""
+    race = RACES[kind]
+    landing = race.land_snapshot(store_zone)
+    for changes in (race.first, race.second):
+        assert merges.merge(kind, landing.land(changes)) == ""
+    path = path_of(kind, store_zone)
+    entry = f"{path.removeprefix('s3://lake/')}/_delta_log/0"
+    for what in ("SlowDown after", "cut after"):
+        before = DeltaTable(path, storage_options=store_zone.lake.delta_options).version()
+        store_proxy.forget()
+        with store_proxy.making(Fault(what, "PUT", entry, is_conditional=True, times=1)):
+            assert merges.rebuild(kind) == ""
+        assert store_proxy.faults() == {what: 1}
+        assert merges.contents(kind) == race.outcome, what
+        assert read_by_delta_rs(kind, store_zone) == race.outcome, what
+        table = DeltaTable(path, storage_options=store_zone.lake.delta_options)
+        assert table.version() == before + 1
+    assert merges.merge(kind, landing.land([])) == ""
+    assert merges.contents(kind) == race.outcome
+
+
+@pytest.mark.sampled
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["history"])
+def test_a_damaged_log_is_replaced_by_one_conditional_commit(
+    kind: str, store_zone: RawZone, merges: StoreMerges, store_proxy: StoreProxy
+) -> None:
+    race = RACES[kind]
+    landing = race.land_snapshot(store_zone)
+    for changes in (race.first, race.second):
+        assert merges.merge(kind, landing.land(changes)) == ""
+    path = path_of(kind, store_zone)
+    version = DeltaTable(path, storage_options=store_zone.lake.delta_options).version()
+    write_file(filesystem(store_zone.lake, path), commit_path(version), b'{"add":{"path":')
+    store_proxy.forget()
+    first = f"{path.removeprefix('s3://lake/')}/{commit_path(0)}"
+    with store_proxy.making(Fault("SlowDown after", "PUT", first, is_conditional=True, times=1)):
+        assert merges.rebuild(kind) == ""
+    puts = [each for each in store_proxy.requests if (each.kind, each.key) == ("PUT", first)]
+    assert len(puts) > 1 and all(each.is_conditional for each in puts)
+    assert merges.contents(kind) == read_by_delta_rs(kind, store_zone) == race.outcome
     assert merges.merge(kind, landing.land([])) == ""
     assert merges.contents(kind) == race.outcome
