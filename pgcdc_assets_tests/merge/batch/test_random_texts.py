@@ -24,7 +24,10 @@ from pgcdc_assets_tests.support.merge.history import (
     Version,
     Versions,
     column,
+    delete,
+    insert,
     relation,
+    update,
 )
 from pgcdc_assets_tests.support.merge.random_history import (
     COLUMNS,
@@ -95,11 +98,37 @@ def _merges(
             expected.apply(transactions[-1], landing.lsn + 0x10 * number)
         landing.land(*transactions)
         if rng.random() < 0.6 or piece[-1] == TRANSACTIONS - 1:
-            (report,) = merge_tables(
-                _NO_SPARK, zone, [target], landing.windows[-1], sessions=[_NO_SPARK]
-            )
-            assert isinstance(report, MergeReport), report.error.__cause__ or report.error
-            yield report
+            yield _merge(landing, target)
+
+
+def _merge(landing: Landing, target: CdcTable) -> MergeReport:
+    (report,) = merge_tables(
+        _NO_SPARK, landing.zone, [target], landing.windows[-1], sessions=[_NO_SPARK]
+    )
+    assert isinstance(report, MergeReport), report.error.__cause__ or report.error
+    return report
+
+
+def _check_image(report: MergeReport, expected: Versions) -> None:
+    rows: _Rows = [
+        (*each.row, each.start, each.ordinal, _changed_at(each), None)
+        for each in expected.open.values()
+    ]
+    assert _stored(report.path, *_IMAGE) == sorted(rows, key=repr)
+    assert report.row_count == len(rows)
+
+
+def _check_history(report: MergeReport, expected: Versions) -> None:
+    versions: _Rows = [
+        (
+            *each.row,
+            *(_changed_at(each) or CLOCK, 1, each.start, each.ordinal, each.op),
+            *((None, None, None, True) if each.end is None else _ended(each.end)),
+        )
+        for each in expected.all
+    ]
+    assert _stored(report.path, *_BEGIN, *_END) == sorted(versions, key=repr)
+    assert report.row_count == len(versions)
 
 
 def _changed_at(version: Version) -> dt.datetime | None:
@@ -129,12 +158,7 @@ def test_each_image_is_exact(
     for report in _merges(
         zone, rng, CdcTable("shop", "items"), expected, number, identity, truncates
     ):
-        rows: _Rows = [
-            (*each.row, each.start, each.ordinal, _changed_at(each), None)
-            for each in expected.open.values()
-        ]
-        assert _stored(report.path, *_IMAGE) == sorted(rows, key=repr)
-        assert report.row_count == len(rows)
+        _check_image(report, expected)
         places = {key: (each.start, each.ordinal) for key, each in expected.open.items()}
         if not truncates:
             there = before or {}
@@ -153,17 +177,51 @@ def test_each_history_is_exact(zone: RawZone, rng: random.Random, number: int) -
     expected = Versions(key=(0, 1))
     count, was_open = 0, set[int]()
     for report in _merges(zone, rng, CdcTable("shop", "items", scd=(2,)), expected, number, "d"):
-        versions: _Rows = [
-            (
-                *each.row,
-                *(_changed_at(each) or CLOCK, 1, each.start, each.ordinal, each.op),
-                *((None, None, None, True) if each.end is None else _ended(each.end)),
-            )
-            for each in expected.all
-        ]
-        assert _stored(report.path, *_BEGIN, *_END) == sorted(versions, key=repr)
-        assert report.row_count == len(versions)
+        _check_history(report, expected)
         if count:
-            assert report.rows_inserted == len(versions) - count
+            assert report.rows_inserted == len(expected.all) - count
             assert report.rows_updated == len(was_open - set(map(id, expected.open.values())))
-        count, was_open = len(versions), set(map(id, expected.open.values()))
+        count, was_open = len(expected.all), set(map(id, expected.open.values()))
+
+
+_A, _B, _C = (("1", number, "text", "1", None) for number in "abc")
+_D = ("1", "d", "", None, "note")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize(("scd", "identity"), [(1, "d"), (1, "f"), (2, "d")])
+def test_each_step_of_few_changes_is_exact(
+    zone: RawZone, scd: int, identity: str, size: int
+) -> None:
+    """The events of a step are among the first and the last ones. Each change is a transaction."""
+    is_full = identity == "f"
+    kind = "O" if is_full else None
+
+    def old(row: tuple[str | None, ...]) -> tuple[str | None, ...]:
+        return row if is_full else (*row[:2], None, None, None)
+
+    changed = (*_A[:4], "changed")
+    steps = [
+        insert(*_C),
+        update(*changed, old=_A if is_full else None, old_kind=kind, unchanged=(2,)),
+        update(*_D, old=old(_B), old_kind="O" if is_full else "K"),
+        delete(*old(_C), old_kind="O" if is_full else "K"),
+        insert(*_B),
+        delete(*old(_B), old_kind="O" if is_full else "K"),
+        delete(*old(changed), old_kind="O" if is_full else "K"),
+        delete(*old(_D), old_kind="O" if is_full else "K"),
+        insert(*_A),
+    ]
+    columns = [column(name, "text") for name in _NAMES]
+    landing = Landing(zone, [relation(*columns, key=KEY, identity=identity)])
+    landing.begin([_A, _B])
+    expected = _Images(key=(0, 1)) if scd == 1 else Versions(key=(0, 1))
+    expected.copy([_A, _B], landing.lsn)
+    landing.land()
+    _merge(landing, CdcTable("shop", "items", scd=(scd,)))
+    for start in range(0, len(steps), size):
+        for number, change in enumerate(steps[start : start + size]):
+            expected.apply([change], landing.lsn + 0x10 * number)
+        landing.land(*([change] for change in steps[start : start + size]))
+        report = _merge(landing, CdcTable("shop", "items", scd=(scd,)))
+        (_check_image if scd == 1 else _check_history)(report, expected)
