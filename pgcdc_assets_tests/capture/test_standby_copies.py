@@ -226,12 +226,12 @@ def test_a_snapshot_that_ends_before_its_first_range_is_replaced(
     source.primary.execute(TABLE.format(rows=400))
     original, ids = getattr(SnapshotPool, place), iter((3, 4))
 
-    def end_and_go_on(*arguments: Any) -> Any:
+    def end_and_continue(*arguments: Any) -> Any:
         if (rest := next(ids, None)) is not None:
             source.remove_rows(f"id % 7 = {rest}")
         return original(*arguments)
 
-    monkeypatch.setattr(SnapshotPool, place, end_and_go_on)
+    monkeypatch.setattr(SnapshotPool, place, end_and_continue)
     assert is_exact(source.primary, zone, _copy(source, zone, parallelism=2))
     assert caplog.text.count("The snapshot of the server was ended by a conflict") == 2
 

@@ -80,7 +80,7 @@ def test_a_standby_that_stops_during_a_copy_fails_it_and_names_the_variable(
     assert report.ranges_continued == landed
 
 
-def test_a_copy_goes_on_while_its_standby_is_promoted(
+def test_a_copy_continues_while_its_standby_is_promoted(
     source: Source, zone: RawZone, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """The snapshot is that of the history before the promotion; what comes later is not read."""

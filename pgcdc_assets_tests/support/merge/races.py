@@ -161,7 +161,7 @@ def right_before_the_write(spark: SparkSession, act: Callable[[], Any]) -> Itera
 def during_the_write(spark: SparkSession, folder: Path, act: Callable[[], Any]) -> Iterator[None]:
     """Act while Spark computes the written rows. Spark continues after the action.
 
-    One task waits for the action. The others go on, because the action needs their task slots.
+    One task waits for the action. The others continue, because the action needs their task slots.
     """
     begun, done, is_over = str(folder / "begun"), str(folder / "done"), threading.Event()
 
