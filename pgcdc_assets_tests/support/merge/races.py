@@ -123,7 +123,7 @@ RACES = {
 }
 
 # The other kinds are written by the same operations.
-_IN_SHORT_RUN = ("current_image", "history", "range_of_history", "bag")
+_IN_SHORT_RUN = ("current_image", "whole_table", "history", "range_of_history", "bag")
 each_kind = pytest.mark.parametrize(
     "race",
     [
