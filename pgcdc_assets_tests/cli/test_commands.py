@@ -21,7 +21,8 @@ from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.verify import Comparison
 from pgcdc_assets_tests.support.database import Database
-from pgcdc_assets_tests.support.raw.rows import EPOCH, landed_range
+from pgcdc_assets_tests.support.raw.epochs import EPOCH
+from pgcdc_assets_tests.support.raw.rows import landed_range
 
 NOWHERE = "postgresql://nobody:sesame@127.0.0.1:1/nowhere"
 
