@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.orders import Changes, OrderBook, raw_batches, relation
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.support.raw import epochs
 
 CAPTURE = "bench"
 EPOCH = 1
@@ -57,19 +57,7 @@ class RawOrders:
         return window
 
     def _begin(self) -> None:
-        self.zone.epochs.append(
-            Epoch(
-                epoch=EPOCH,
-                start_lsn=Lsn(_START),
-                slot="bench",
-                publication="bench",
-                database="bench",
-                system_identifier="1",
-                timeline=1,
-                server_version=180000,
-                created_at=dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
-            )
-        )
+        self.zone.epochs.append(replace(epochs.EPOCH, epoch=EPOCH, start_lsn=Lsn(_START)))
         for described in self._relations.values():
             self.zone.relations.register(EPOCH, described, Lsn(_START))
         self.zone.relations.flush()

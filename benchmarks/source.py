@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import shutil
 import subprocess
@@ -24,9 +23,9 @@ from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.slots import read_server_identity
-from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.support.raw.epochs import first_epoch
 
 DATABASE = "bench"
 SLOT = "source"
@@ -156,19 +155,7 @@ class Source:
         settings = ConnectionSettings(conninfo=self.conninfo(), name="bench")
         with query_connection(settings, "bench") as conn:
             identity = read_server_identity(conn)
-        zone.epochs.append(
-            Epoch(
-                epoch=1,
-                start_lsn=self.start,
-                slot=slot,
-                publication=workload.PUBLICATION,
-                database=DATABASE,
-                system_identifier=identity.system_identifier,
-                timeline=identity.timeline,
-                server_version=identity.server_version,
-                created_at=dt.datetime.now(dt.UTC),
-            )
-        )
+        zone.epochs.append(first_epoch(identity, slot, workload.PUBLICATION, self.start))
 
 
 @contextmanager

@@ -18,4 +18,5 @@ pytest_plugins = [
     "pgcdc_assets_tests.support.balance",
     "pgcdc_assets_tests.support.pipeline",
     "pgcdc_assets_tests.support.preflight",
+    "pgcdc_assets_tests.support.orchestration.location",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -13,16 +12,9 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.cli import main
 from pgcdc_assets_tests.support.database import Database
-from pgcdc_assets_tests.support.orchestration.location import write_location
+from pgcdc_assets_tests.support.orchestration.location import Locations
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
-
-MODULE = """
-from pathlib import Path
-from pgcdc_assets.orchestration.project.code_location import load_defs_folders
-
-defs = load_defs_folders([Path({folder!r})])
-"""
 
 
 def _odd(start: str) -> str:
@@ -69,18 +61,16 @@ def odd(database: Database) -> Iterator[_OddDatabase]:
 @pytest.mark.timeout(900)
 def test_every_command_accepts_an_odd_database_and_role(
     odd: _OddDatabase,
+    locations: Locations,
     spark: SparkSession,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    quick_dagster_storage: None,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code = MODULE.format(folder=str(tmp_path / "defs"))
-    module = write_location(odd, tmp_path, monkeypatch, code)
+    module = locations.write_over_defs(odd)
     odd.execute("create schema s; create table s.t (id int primary key, v text)")
     odd.execute("insert into s.t values (1, 'a'); create publication pub for table s.t")
-    defs = str(tmp_path / "defs")
-    assert main(["init", "--name", "mine", "--publication", "pub", "--defs", defs]) == 0
+    init = ["init", "--name", "mine", "--publication", "pub", "--defs", str(locations.defs)]
+    assert main(init) == 0
     for number, dsn in enumerate((odd.conninfo, odd.uri), start=2):
         monkeypatch.setenv("PGCDC_DSN", dsn)
         assert main(["check", "-m", module]) == 0

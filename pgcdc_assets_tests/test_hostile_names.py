@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.cli import main
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.database import Database
-from pgcdc_assets_tests.support.orchestration.location import write_location
+from pgcdc_assets_tests.support.orchestration.location import Locations
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
 
@@ -43,12 +43,6 @@ COLUMNS += [".", "Ünïcode", "'; drop table x; --", " ", '"', "`", "`a`", "coun
 COLUMNS += ["${env:HOME}", "${spark.app.name}", "\x01\x7f\u200b", "Straße", "STRASSE"]
 ENUM = TableName("a.b", "Mood %s 'x'.\"y\"")
 TYPED = "of a type in a.b"
-MODULE = """
-from pathlib import Path
-from pgcdc_assets.orchestration.project.code_location import load_defs_folders
-
-defs = load_defs_folders([Path({folder!r})])
-"""
 
 
 def statement(text: str, table: TableName, *columns: str) -> sql.Composed:
@@ -89,18 +83,6 @@ def change(database: Database, table: TableName, number: int) -> None:
     database.execute(statement(f"delete from {{}} where id = {number + 1}", table))
 
 
-@pytest.fixture
-def module(
-    database: Database,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    quick_dagster_storage: None,
-) -> str:
-    """Write a code location over the folder that `pgcdc init` writes to."""
-    code = MODULE.format(folder=str(tmp_path / "defs"))
-    return write_location(database, tmp_path, monkeypatch, code, lake="a lake")
-
-
 def declare(database: Database, defs: Path, tables: list[TableName]) -> None:
     """Publish the tables, declare them by `pgcdc init`, and set their SCD types."""
     filtered = sql.SQL("{} where ({} <> 'never')").format(
@@ -129,18 +111,18 @@ def declare(database: Database, defs: Path, tables: list[TableName]) -> None:
 @pytest.mark.parametrize("tables", [FEW, pytest.param(ALL, marks=pytest.mark.soak)], ids=len)
 def test_every_command_accepts_a_legal_name(
     tables: list[TableName],
-    module: str,
+    locations: Locations,
     database: Database,
     spark: SparkSession,
-    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    module = locations.write_over_defs(database, lake="a lake")
     for schema in {table.schema for table in tables} - {"public"}:
         database.execute(sql.SQL("create schema {}").format(sql.Identifier(schema)))
     for table in tables:
         create(database, table)
         change(database, table, 1)
-    declare(database, tmp_path / "defs", tables)
+    declare(database, locations.defs, tables)
     assert main(["check", "-m", module]) == 0
     assert main(["sync", "-m", module]) == 0
     database.execute(statement("alter table {} add column {} text", SOFT, "new one"))

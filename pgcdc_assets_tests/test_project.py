@@ -145,27 +145,28 @@ def shell_lines(document: Path) -> list[str]:
     return lines + re.findall(r"`([^`\n]+)`", text)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_commands_in_the_documents_exist(document: Path) -> None:
+def test_commands_in_the_documents_exist() -> None:
     targets = make_targets()
-    lines = shell_lines(document)
-    asked_targets = {match[1] for line in lines if (match := re.match(r"make ([a-z-]+)", line))}
-    assert asked_targets <= targets
-    asked_modules = {
-        match[1] for line in lines if (match := re.search(r"python3? -m ([a-z_.]+)", line))
-    } - {"venv"}
-    assert {name for name in asked_modules if importlib.util.find_spec(name) is None} == set()
+    missing = []
+    for document in DOCUMENTS:
+        for line in shell_lines(document):
+            target = re.match(r"make ([a-z-]+)", line)
+            if target and target[1] not in targets:
+                missing.append(f"{document.relative_to(ROOT)}: {target[0]}")
+            module = re.search(r"python3? -m ([a-z_.]+)", line)
+            if module and module[1] != "venv" and importlib.util.find_spec(module[1]) is None:
+                missing.append(f"{document.relative_to(ROOT)}: {module[0]}")
+    assert not missing, "\n".join(missing)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_in_the_documents_are_not_broken(document: Path) -> None:
-    links = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", document.read_text())
+def test_links_in_the_documents_are_not_broken() -> None:
     broken = [
-        link
-        for link in links
+        f"{document.relative_to(ROOT)}: {link}"
+        for document in DOCUMENTS
+        for link in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", document.read_text())
         if not re.match(r"[a-z]+://", link) and not (document.parent / link).exists()
     ]
-    assert broken == []
+    assert not broken, "\n".join(broken)
 
 
 def test_make_help_lists_the_targets_of_the_readme() -> None:

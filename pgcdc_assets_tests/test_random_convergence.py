@@ -24,6 +24,7 @@ from pgcdc_assets.merge import MergeReport, merge_tables
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.verify import compare_table
+from pgcdc_assets_tests.support import capture_failpoints
 from pgcdc_assets_tests.support.convergence.oracle import (
     create_oracle,
     expected_changes,
@@ -45,14 +46,7 @@ COPY_FAILPOINTS = (
     "before_copy_commit",
     "after_copy_commit",
 )
-CAPTURE_FAILPOINTS = (
-    "mid_stream:1",
-    "mid_stream:4",
-    "before_delta_commit",
-    "after_relations_commit",
-    "after_delta_commit",
-    "after_status_packet",
-)
+CAPTURE_FAILPOINTS = (*capture_failpoints.MID_STREAM, *capture_failpoints.LANDING)
 CHILD_SECONDS = 500
 
 

@@ -21,6 +21,8 @@ from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.encoded import encoded_database
 from pgcdc_assets_tests.support.handover import copied_rows
+from pgcdc_assets_tests.support.postgres.wire import peek_messages
+from pgcdc_assets_tests.support.protocol.encoding import xlog_data
 from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.every_pg]
@@ -225,17 +227,14 @@ def test_converted_messages_equal_those_of_the_server(
     drop = f"select pg_replication_origin_drop('{letters}{encoded.name}')"
     # The session that used the origin may not have ended yet.
     wait_until(lambda: _succeeds(encoded, drop), "the origin to be dropped")
-    peek = (
-        "select data from pg_logical_slot_peek_binary_changes(current_database(), null, null, "
-        "'proto_version', %s, 'publication_names', %s, 'messages', 'true' {})"
-    ).format(", 'streaming', 'on'" if protocol == "2" else "")
+    options = {"proto_version": protocol, **({"streaming": "on"} if protocol == "2" else {})}
     streams = []
     for client in ("UTF8", encoding):
         with encoded.connect() as conn, conn.cursor() as cursor:
             cursor.execute("set logical_decoding_work_mem = '64kB'")
             conn.set_client_encoding(client)
-            cursor.execute(peek, (protocol, f'"{letters}"'))
-            streams.append([b"w" + bytes(24) + bytes(row[0]) for row in cursor.fetchall()])
+            peeked = peek_messages(conn, encoded.name, f'"{letters}"', **options)
+            streams.append([xlog_data(message) for message in peeked])
     ours, stored = streams
     with query_connection(encoded.settings(), "test") as conn:
         found = stored_encoding(conn)

@@ -15,20 +15,12 @@ from pgcdc_assets.postgres.stream.plugin_options import Streaming
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.maintenance import maintain_raw_zone
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.support import capture_failpoints
 from pgcdc_assets_tests.support.captures import NAME, Capturing
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.prepared import capture, stored_gids, stored_row_count
 
 pytestmark = [pytest.mark.postgres]
-
-FAILPOINTS = [
-    failpoints.MID_STREAM,
-    failpoints.BEFORE_DELTA_COMMIT,
-    failpoints.AFTER_RELATIONS_COMMIT,
-    failpoints.AFTER_PREPARED_COMMIT,
-    failpoints.AFTER_DELTA_COMMIT,
-    failpoints.AFTER_STATUS_PACKET,
-]
 
 
 def _begin(capturing: Capturing) -> Capturing:
@@ -47,7 +39,7 @@ def _killed(capturing: Capturing, failpoint: str, streaming: Streaming) -> None:
 @pytest.mark.parametrize(
     "streaming", [pytest.param(Streaming.OFF, marks=pytest.mark.soak), Streaming.ON]
 )
-@pytest.mark.parametrize("failpoint", FAILPOINTS)
+@pytest.mark.parametrize("failpoint", capture_failpoints.TWO_PHASE_WINDOW)
 def test_killed_captures_land_each_row_once(
     capturing: Capturing, failpoint: str, streaming: Streaming
 ) -> None:

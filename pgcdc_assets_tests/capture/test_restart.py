@@ -11,6 +11,7 @@ from pgcdc_assets import failpoints
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.support import capture_failpoints
 from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.database import create_database
 
@@ -22,17 +23,9 @@ TABLES = """
     alter table keyless replica identity full;
 """
 
-FAILPOINTS = [
-    failpoints.MID_STREAM,
-    failpoints.BEFORE_DELTA_COMMIT,
-    failpoints.AFTER_RELATIONS_COMMIT,
-    failpoints.AFTER_DELTA_COMMIT,
-    failpoints.AFTER_STATUS_PACKET,
-]
-
 
 @pytest.mark.every_pg
-@pytest.mark.parametrize("failpoint", FAILPOINTS)
+@pytest.mark.parametrize("failpoint", capture_failpoints.WINDOW)
 def test_after_a_kill_between_two_steps_each_change_is_landed_exactly_once(
     capturing: Capturing, failpoint: str
 ) -> None:
@@ -64,7 +57,7 @@ def test_after_a_kill_between_two_steps_each_change_is_landed_exactly_once(
     assert capturing.confirmed() == window.end
 
 
-@pytest.mark.parametrize("failpoint", FAILPOINTS)
+@pytest.mark.parametrize("failpoint", capture_failpoints.WINDOW)
 def test_a_terminated_capture_leaves_a_complete_window_or_nothing(
     capturing: Capturing, failpoint: str
 ) -> None:

@@ -27,14 +27,6 @@ pytestmark = pytest.mark.postgres
 
 
 @pytest.fixture
-def slot(database: Database) -> str:
-    """Create a published table with two rows, and return the name of a missing slot."""
-    database.execute("create table t (id int primary key); create publication pub for table t")
-    database.execute("insert into t values (1), (2)")
-    return f"s_{database.name}"
-
-
-@pytest.fixture
 def other_zone(tmp_path: Path) -> RawZone:
     """Return another, empty lake of the same capture."""
     return RawZone(Lake(str(tmp_path / "other")), "test")

@@ -35,14 +35,6 @@ from pgcdc_assets_tests.support.waits import wait_until
 pytestmark = pytest.mark.postgres
 
 
-@pytest.fixture
-def slot(database: Database) -> str:
-    """Create a published table with two rows, and return the name of a missing slot."""
-    database.execute("create table t (id int primary key); create publication pub for table t")
-    database.execute("insert into t values (1), (2)")
-    return f"s_{database.name}"
-
-
 def _slots(database: Database) -> list[tuple[str, bool]]:
     return database.query(
         "select slot_name, temporary from pg_replication_slots where database = current_database()"

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from pgcdc_assets.capture import snapshot_pool, snapshot_ranges
-from pgcdc_assets.capture.snapshot import snapshot_each_table, snapshot_tables
+from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotPool, SnapshotReport
 from pgcdc_assets.capture.table_copy import SnapshotProgress, ignore_progress
 from pgcdc_assets.errors import ConfigurationError, ConnectionLost, SnapshotEnded
@@ -22,7 +21,8 @@ from pgcdc_assets_tests.support.resumed_copies import (
     PAGE,
     STATEMENTS,
     TABLE,
-    T,
+    between_ranges,
+    copy_t,
     is_exact,
     slot_of,
     source_rows,
@@ -44,36 +44,15 @@ def _copy(
     parallelism: int = 1,
     pages: int = 8,
     on_progress: Callable[[SnapshotProgress], None] = ignore_progress,
-) -> SnapshotReport | SnapshotFailure:
+) -> SnapshotReport | SnapshotFailure | None:
     """Copy table `t` from the standby."""
-    [outcome] = snapshot_each_table(
-        source.primary.settings(),
+    return copy_t(
+        source.primary,
         zone,
-        slot_of(source.primary),
-        "pub",
-        [T],
         policy=SnapshotPolicy(parallelism, pages * PAGE),
         standby=source.standby.settings(),
         on_progress=on_progress,
     )
-    return outcome
-
-
-def _between_ranges(
-    monkeypatch: pytest.MonkeyPatch, hook: Callable[[], None], *turns: int
-) -> list[int]:
-    """Call the hook before some of the ranges, and return the counts of ranges that were begun."""
-    begun: list[int] = []
-    read = snapshot_ranges.read_range
-
-    def read_range(*arguments: Any) -> None:
-        begun.append(1)
-        if len(begun) in turns:
-            hook()
-        read(*arguments)
-
-    monkeypatch.setattr(snapshot_pool, "read_range", read_range)
-    return begun
 
 
 @pytest.mark.sampled
@@ -120,7 +99,7 @@ def test_a_copy_that_is_in_conflict_with_the_replay_continues_in_a_new_snapshot(
         source.primary.execute("update t set n = 5 where id < 40")
         source.remove_rows("id % 7 = 3")
 
-    _between_ranges(monkeypatch, remove_rows, 4)
+    between_ranges(monkeypatch, remove_rows, 4)
     report = _copy(source, zone)
     assert is_exact(source.primary, zone, report)
     assert isinstance(report, SnapshotReport)
@@ -140,7 +119,7 @@ def test_a_table_without_a_key_fails_after_three_conflicts_and_names_the_remedy(
     def remove_rows() -> None:
         source.remove_rows(f"id % 7 = {next(ids)}")
 
-    begun = _between_ranges(monkeypatch, remove_rows, 4, 8, 12)
+    begun = between_ranges(monkeypatch, remove_rows, 4, 8, 12)
     failed = _copy(source, zone)
     assert isinstance(failed, SnapshotFailure)
     assert isinstance(failed.error, SnapshotEnded), failed.error
@@ -180,7 +159,7 @@ def test_a_table_that_is_altered_during_its_copy_gets_another_snapshot(
         if is_replayed:
             source.wait_for_replay()
 
-    _between_ranges(monkeypatch, alter, 4)
+    between_ranges(monkeypatch, alter, 4)
     report = _copy(source, zone)
     assert is_exact(source.primary, zone, report)
     assert "Retrying with a new snapshot" in caplog.text
@@ -226,12 +205,12 @@ def test_a_snapshot_that_ends_before_its_first_range_is_replaced(
     source.primary.execute(TABLE.format(rows=400))
     original, ids = getattr(SnapshotPool, place), iter((3, 4))
 
-    def end_and_go_on(*arguments: Any) -> Any:
+    def end_and_continue(*arguments: Any) -> Any:
         if (rest := next(ids, None)) is not None:
             source.remove_rows(f"id % 7 = {rest}")
         return original(*arguments)
 
-    monkeypatch.setattr(SnapshotPool, place, end_and_go_on)
+    monkeypatch.setattr(SnapshotPool, place, end_and_continue)
     assert is_exact(source.primary, zone, _copy(source, zone, parallelism=2))
     assert caplog.text.count("The snapshot of the server was ended by a conflict") == 2
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from psycopg2 import OperationalError
 
-from pgcdc_assets.capture import snapshot_pool, snapshot_ranges
-from pgcdc_assets.capture.snapshot import snapshot_each_table
 from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotReport
 from pgcdc_assets.errors import ConfigurationError, ConnectionLost
 from pgcdc_assets.policies import SnapshotPolicy
@@ -20,7 +16,8 @@ from pgcdc_assets_tests.support.resumed_copies import (
     PAGE,
     STATEMENTS,
     TABLE,
-    T,
+    between_ranges,
+    copy_t,
     is_exact,
     slot_of,
     source_rows,
@@ -31,31 +28,9 @@ from pgcdc_assets_tests.support.waits import wait_until
 pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.soak, pytest.mark.every_pg]
 
 
-def _copy(source: Source, zone: RawZone) -> SnapshotReport | SnapshotFailure:
-    [outcome] = snapshot_each_table(
-        source.primary.settings(),
-        zone,
-        slot_of(source.primary),
-        "pub",
-        [T],
-        policy=SnapshotPolicy(2, 8 * PAGE),
-        standby=replace(source.standby.settings(), variable="SHOP_STANDBY"),
-    )
-    return outcome
-
-
-def _before_range(monkeypatch: pytest.MonkeyPatch, turn: int, hook: Callable[[], object]) -> None:
-    """Call the hook once, before a range."""
-    begun: list[int] = []
-    read = snapshot_ranges.read_range
-
-    def read_range(*arguments: Any) -> None:
-        begun.append(1)
-        if len(begun) == turn:
-            hook()
-        read(*arguments)
-
-    monkeypatch.setattr(snapshot_pool, "read_range", read_range)
+def _copy(source: Source, zone: RawZone) -> SnapshotReport | SnapshotFailure | None:
+    standby = replace(source.standby.settings(), variable="SHOP_STANDBY")
+    return copy_t(source.primary, zone, policy=SnapshotPolicy(2, 8 * PAGE), standby=standby)
 
 
 def test_a_standby_that_stops_during_a_copy_fails_it_and_names_the_variable(
@@ -63,7 +38,7 @@ def test_a_standby_that_stops_during_a_copy_fails_it_and_names_the_variable(
 ) -> None:
     """The ranges that were read stay."""
     source.primary.execute(TABLE.format(rows=400))
-    _before_range(monkeypatch, 4, source.standby.server.stop)
+    between_ranges(monkeypatch, source.standby.server.stop, 4)
     try:
         failed = _copy(source, zone)
     finally:
@@ -80,7 +55,7 @@ def test_a_standby_that_stops_during_a_copy_fails_it_and_names_the_variable(
     assert report.ranges_continued == landed
 
 
-def test_a_copy_goes_on_while_its_standby_is_promoted(
+def test_a_copy_continues_while_its_standby_is_promoted(
     source: Source, zone: RawZone, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """The snapshot is that of the history before the promotion; what comes later is not read."""
@@ -100,7 +75,7 @@ def test_a_copy_goes_on_while_its_standby_is_promoted(
         promoted.execute("vacuum t")
         promoted.execute("insert into t select i, -7 from generate_series(5001, 5100) i")
 
-    _before_range(monkeypatch, 4, promote)
+    between_ranges(monkeypatch, promote, 4)
     with primary.connect(autocommit=False) as old, old.cursor() as cursor:
         # No row is removed that the copy sees: the promotion would wait for the conflict.
         cursor.execute("set transaction isolation level repeatable read")

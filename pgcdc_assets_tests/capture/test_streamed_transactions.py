@@ -42,6 +42,17 @@ SCHEMA = """
 """
 
 
+@pytest.fixture
+def slots(database: Database) -> tuple[str, str]:
+    """Create the tables and two slots. The server sends small blocks."""
+    database.execute(SCHEMA)
+    database.execute(f"alter database {database.name} set logical_decoding_work_mem = '64kB'")
+    names = f"{database.name}_off", f"{database.name}_on"
+    for slot in names:
+        database.value("select pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
+    return names
+
+
 class Session:
     """A session that runs one transaction beside others."""
 
@@ -166,34 +177,26 @@ def capture(
     "mode", [Streaming.ON, pytest.param(Streaming.PARALLEL, marks=pytest.mark.soak)]
 )
 def test_raw_rows_are_equal_with_and_without_streaming(
-    database: Database, tmp_path: Path, mode: Streaming
+    database: Database, slots: tuple[str, str], tmp_path: Path, mode: Streaming
 ) -> None:
     version = int(database.value("show server_version_num"))
     if mode is Streaming.PARALLEL and version < 160000:
         with pytest.raises(ConfigurationError, match="Postgres 16"):
             PluginOptions(mode).clause("pub", version)
         return
-    database.execute(SCHEMA)
-    slots = f"{database.name}_off", f"{database.name}_on"
-    try:
-        database.execute(f"alter database {database.name} set logical_decoding_work_mem = '64kB'")
-        for slot in slots:
-            database.value("select pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
-        work(database)
-        end = Lsn.parse(database.value("select pg_current_wal_flush_lsn()::text"))
+    work(database)
+    end = Lsn.parse(database.value("select pg_current_wal_flush_lsn()::text"))
 
-        whole, unused, none = capture(database, tmp_path, slots[0], Streaming.OFF, end)
-        streamed, spool, delimiters = capture(database, tmp_path, slots[1], mode, end)
+    whole, unused, none = capture(database, tmp_path, slots[0], Streaming.OFF, end)
+    streamed, spool, delimiters = capture(database, tmp_path, slots[1], mode, end)
 
-        assert streamed == whole
-        assert len(whole) > 1400
-        assert {row["op"] for row in whole} == {"I", "U", "D", "T", "M"}
-        assert (unused.written_bytes, none) == (0, [])
-        assert spool.written_bytes > 0
-        check_alternating(delimiters)
-        assert list((tmp_path / "spool").glob("[0-9]*")) == []
-    finally:
-        database.drop_slots()
+    assert streamed == whole
+    assert len(whole) > 1400
+    assert {row["op"] for row in whole} == {"I", "U", "D", "T", "M"}
+    assert (unused.written_bytes, none) == (0, [])
+    assert spool.written_bytes > 0
+    check_alternating(delimiters)
+    assert list((tmp_path / "spool").glob("[0-9]*")) == []
 
 
 class LiveStream:
@@ -265,29 +268,21 @@ class LiveStream:
 
 @pytest.mark.parametrize("mode", [Streaming.ON, Streaming.PARALLEL])
 def test_transactions_that_abort_after_their_blocks_never_land(
-    database: Database, tmp_path: Path, mode: Streaming
+    database: Database, slots: tuple[str, str], tmp_path: Path, mode: Streaming
 ) -> None:
     """Postgres 18 does not stream a transaction that it knows to be aborted."""
     if mode is Streaming.PARALLEL and int(database.value("show server_version_num")) < 160000:
         pytest.skip("streaming parallel requires Postgres 16")
-    database.execute(SCHEMA)
-    slots = f"{database.name}_off", f"{database.name}_on"
-    try:
-        database.execute(f"alter database {database.name} set logical_decoding_work_mem = '64kB'")
-        for slot in slots:
-            database.value("select pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
-        with LiveStream(database, tmp_path, slots[1], mode) as live:
-            work(database, live.catch_up)
-            live.catch_up()
-        with LiveStream(database, tmp_path, slots[0], Streaming.OFF) as whole:
-            whole.catch_up()
+    with LiveStream(database, tmp_path, slots[1], mode) as live:
+        work(database, live.catch_up)
+        live.catch_up()
+    with LiveStream(database, tmp_path, slots[0], Streaming.OFF) as whole:
+        whole.catch_up()
 
-        assert live.rows == whole.rows
-        assert len(live.rows) > 1400
-        assert whole.delimiters == []
-        check_alternating(live.delimiters)
-        aborts = [m for m in live.delimiters if m[:1] == b"A"]
-        assert {len(m) for m in aborts} == {25 if mode is Streaming.PARALLEL else 9}
-        assert {m[1:5] == m[5:9] for m in aborts} == {True, False}
-    finally:
-        database.drop_slots()
+    assert live.rows == whole.rows
+    assert len(live.rows) > 1400
+    assert whole.delimiters == []
+    check_alternating(live.delimiters)
+    aborts = [m for m in live.delimiters if m[:1] == b"A"]
+    assert {len(m) for m in aborts} == {25 if mode is Streaming.PARALLEL else 9}
+    assert {m[1:5] == m[5:9] for m in aborts} == {True, False}

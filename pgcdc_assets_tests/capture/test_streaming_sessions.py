@@ -22,6 +22,7 @@ from pgcdc_assets.postgres.stream.transport import WireSettings
 from pgcdc_assets.protocol.frames import MessageBatch
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.support import capture_failpoints
 from pgcdc_assets_tests.support.captures import Capturing
 
 if TYPE_CHECKING:
@@ -35,13 +36,6 @@ STREAMING = CaptureLimits(
         wire=WireSettings(batch_bytes=BATCH_BYTES), plugin=PluginOptions(Streaming.ON)
     )
 )
-FAILPOINTS = [
-    failpoints.MID_STREAM,
-    failpoints.BEFORE_DELTA_COMMIT,
-    failpoints.AFTER_RELATIONS_COMMIT,
-    failpoints.AFTER_DELTA_COMMIT,
-    failpoints.AFTER_STATUS_PACKET,
-]
 FILL = "insert into t select i, repeat(md5(i::text), 20) from generate_series(%s, %s) i"
 
 
@@ -98,9 +92,9 @@ def test_after_a_kill_at_each_step_a_streaming_session_lands_each_change_once(
 ) -> None:
     """A2, A6: an open transaction has sent blocks before each kill."""
     whole = begin(capturing, tmp_path)
-    windows = write_windows(capturing, len(FAILPOINTS))
+    windows = write_windows(capturing, len(capture_failpoints.WINDOW))
 
-    for window, failpoint in zip(windows, FAILPOINTS, strict=True):
+    for window, failpoint in zip(windows, capture_failpoints.WINDOW, strict=True):
         killed = capturing.capture_process(
             window, failpoint=failpoint, batch_bytes=BATCH_BYTES, streaming="on"
         )

@@ -26,25 +26,16 @@ attributes:
 
 
 def test_tables_and_keys_that_do_not_exist_are_named_with_their_lines(
-    database: Database,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    project: Path, database: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Item 26."""
     database.execute('create schema "a.b"')
     for table in ("public.good", '"a.b"."Über %"'):
         database.execute(f"create table {table} (id int primary key)")
     database.execute("create publication pub for all tables")
-    folder = tmp_path / "defs" / "mine"
+    folder = project / "defs" / "mine"
     folder.mkdir(parents=True)
     (folder / "defs.yaml").write_text(DEFS.replace("SLOT", f"s_{database.name}"))
-    (tmp_path / "defs" / "broken.yaml").write_text("{")
-    (tmp_path / "home").mkdir()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PGCDC_LAKE", str(tmp_path / "lake"))
-    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
-    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
+    (project / "defs" / "broken.yaml").write_text("{")
     assert main(["check", "--name", "mine"]) == 2
     errors = [line for line in capsys.readouterr().out.splitlines() if "ERROR" in line]
     assert len(errors) == 2, errors

@@ -21,7 +21,8 @@ from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.verify import Comparison
 from pgcdc_assets_tests.support.database import Database
-from pgcdc_assets_tests.support.raw.rows import EPOCH, landed_range
+from pgcdc_assets_tests.support.raw.epochs import EPOCH
+from pgcdc_assets_tests.support.raw.rows import landed_range
 
 NOWHERE = "postgresql://nobody:sesame@127.0.0.1:1/nowhere"
 
@@ -36,6 +37,15 @@ def own_surroundings(
     monkeypatch.setenv("PGCDC_LAKE", str(tmp_path / "lake"))
     monkeypatch.setenv("PGCDC_DSN", NOWHERE)
     yield
+
+
+@pytest.fixture
+def source_database(
+    own_surroundings: None, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> Database:
+    """Return the database that the environment names."""
+    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
+    return database
 
 
 def pgcdc(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -181,9 +191,8 @@ def test_the_error_names_a_missing_dagster_home(
 
 @pytest.mark.postgres
 def test_check_names_the_missing_privilege_and_its_grant(
-    database: Database, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    source_database: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
     assert main(["check", "--publication", "missing"]) == 2
     printed = capsys.readouterr()
     assert "create publication" in printed.out
@@ -204,16 +213,12 @@ def tables_in(defs: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.postgres
 def test_init_writes_a_capture_that_loads_and_refuses_to_write_it_twice(
-    database: Database,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
+    source_database: Database, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     from pgcdc_assets.orchestration.project.code_location import find_captures, load_defs_folders
 
-    database.execute("create table public.t (a int, b text, v numeric, primary key (b, a))")
-    database.execute("create publication p for table t")
-    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
+    source_database.execute("create table public.t (a int, b text, v numeric, primary key (b, a))")
+    source_database.execute("create publication p for table t")
     defs = tmp_path / "defs"
     assert init(defs) == 0
     assert tables_in(defs) == [{"name": "public.t", "key": ["b", "a"], "scd": [1]}]
@@ -225,21 +230,19 @@ def test_init_writes_a_capture_that_loads_and_refuses_to_write_it_twice(
 
 @pytest.mark.postgres
 def test_init_writes_the_key_that_updates_and_deletes_send(
-    database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    source_database: Database, tmp_path: Path
 ) -> None:
-    database.execute("create table public.t (id int primary key, code text not null unique)")
-    database.execute("alter table public.t replica identity using index t_code_key")
-    database.execute("create publication p for table t")
-    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
+    source_database.execute("create table public.t (id int primary key, code text not null unique)")
+    source_database.execute("alter table public.t replica identity using index t_code_key")
+    source_database.execute("create publication p for table t")
     assert init(tmp_path) == 0
     assert tables_in(tmp_path) == [{"name": "public.t", "key": ["code"], "scd": [1]}]
 
 
 @pytest.mark.postgres
 def test_init_writes_nothing_if_the_source_is_not_ready(
-    database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    source_database: Database, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
     defs = tmp_path / "defs"
     assert main(["init", "--name", "mine", "--publication", "no", "--defs", str(defs)]) == 2
     assert not defs.exists()
@@ -247,9 +250,8 @@ def test_init_writes_nothing_if_the_source_is_not_ready(
 
 @pytest.mark.postgres
 def test_status_before_the_first_sync_reports_that_nothing_is_captured(
-    database: Database, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    source_database: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
     assert main(["status"]) == 0
     out = capsys.readouterr().out
     assert "does not exist yet" in out
@@ -258,13 +260,9 @@ def test_status_before_the_first_sync_reports_that_nothing_is_captured(
 
 @pytest.mark.postgres
 def test_status_after_the_slot_was_dropped_names_the_remedy(
-    database: Database,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
+    source_database: Database, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
-    epoch = replace(EPOCH, slot="pgcdc_shop", database=database.name)
+    epoch = replace(EPOCH, slot="pgcdc_shop", database=source_database.name)
     RawZone(Lake(str(tmp_path / "lake")), "shop").epochs.append(epoch)
     assert main(["status"]) == 0
     out = capsys.readouterr().out
@@ -274,17 +272,13 @@ def test_status_after_the_slot_was_dropped_names_the_remedy(
 
 @pytest.mark.postgres
 def test_status_shows_the_progress_of_an_unfinished_snapshot(
-    database: Database,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
+    source_database: Database, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
     zone = RawZone(Lake(str(tmp_path / "lake")), "shop")
-    zone.epochs.append(replace(EPOCH, slot="pgcdc_shop", database=database.name))
+    zone.epochs.append(replace(EPOCH, slot="pgcdc_shop", database=source_database.name))
     for number in (0, 1):
         zone.ranges.append(landed_range(number))
-    with database.connect(autocommit=False) as held, held.cursor() as cursor:
+    with source_database.connect(autocommit=False) as held, held.cursor() as cursor:
         cursor.execute("set application_name = 'pgcdc snapshot shop'")
         cursor.execute("commit; begin isolation level repeatable read; select 1")
         assert main(["status"]) == 0
@@ -296,9 +290,8 @@ def test_status_shows_the_progress_of_an_unfinished_snapshot(
 
 @pytest.mark.postgres
 def test_verify_before_the_first_sync_names_the_remedy(
-    database: Database, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    source_database: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
     assert main(["verify"]) == 2
     assert "pgcdc sync" in capsys.readouterr().err
 

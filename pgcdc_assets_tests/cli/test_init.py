@@ -81,17 +81,15 @@ def test_a_file_in_an_unsupported_form_is_not_changed(tmp_path: Path) -> None:
 
 @pytest.mark.postgres
 def test_init_writes_below_the_current_folder_and_the_capture_is_found_there(
+    project: Path,
     database: Database,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     database.execute("create table t (id int primary key)")
     database.execute("create publication p for table t")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
     assert main(["init", "--name", "mine", "--publication", "p"]) == 0
-    assert (tmp_path / "defs" / "mine" / "defs.yaml").is_file()
+    assert (project / "defs" / "mine" / "defs.yaml").is_file()
     assert set(find_captures(load_defs_folders(defs_folders()))) == {"mine"}
     monkeypatch.delenv("PGCDC_DSN")
     assert set(find_captures(load_defs_folders(defs_folders()))) == {"mine", "shop"}
@@ -109,18 +107,13 @@ def test_git_ignores_files_that_init_writes_in_a_clone() -> None:
 
 @pytest.mark.postgres
 def test_update_adds_new_tables_and_prints_other_differences(
-    database: Database,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    project: Path, database: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
     for name in ("kept", "gone", "rekeyed"):
         database.execute(f"create table {name} (id int primary key, other int not null unique)")
     database.execute("create publication p for table kept, gone, rekeyed")
     assert main(["init", "--name", "mine", "--publication", "p"]) == 0
-    path = tmp_path / "defs" / "mine" / "defs.yaml"
+    path = project / "defs" / "mine" / "defs.yaml"
     edited = path.read_text().replace("scd: [1]\n", "scd: [1, 2]  # by hand\n", 1)
     assert "by hand" in edited
     path.write_text(edited + "  windows: {keep: 500}  # ours\n")
@@ -159,14 +152,8 @@ def test_update_adds_new_tables_and_prints_other_differences(
 
 @pytest.mark.postgres
 def test_only_tables_with_columns_that_delta_cannot_distinguish_are_omitted(
-    database: Database,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    project: Path, database: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
-    monkeypatch.setenv("PGCDC_LAKE", str(tmp_path / "lake"))
     database.execute('create table cased (id int primary key, "A" int, a int)')
     database.execute("create table ours (id int primary key, _lsn int)")
     database.execute("create table marked (id int primary key, _deleted bool)")
@@ -175,7 +162,7 @@ def test_only_tables_with_columns_that_delta_cannot_distinguish_are_omitted(
     printed = capsys.readouterr().out
     assert 'Omitted: Table public.cased cannot be merged: column "a" and column "A"' in printed
     assert 'Omitted: Table public.ours cannot be merged: column "_lsn"' in printed
-    path = tmp_path / "defs" / "mine" / "defs.yaml"
+    path = project / "defs" / "mine" / "defs.yaml"
     listed = DefsTables.read(path, "mine")
     assert [str(name) for name in listed.names] == ["public.marked"]
 

@@ -22,7 +22,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.verify import check_all
 from pgcdc_assets_tests.support.database import Database
-from pgcdc_assets_tests.support.orchestration.location import write_location
+from pgcdc_assets_tests.support.orchestration.location import Locations
 from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
@@ -98,12 +98,7 @@ class Command:
 
 
 @pytest.fixture
-def command(
-    database: Database,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    quick_dagster_storage: None,
-) -> Command:
+def command(database: Database, locations: Locations, tmp_path: Path) -> Command:
     """Create two tables of several ranges, and synchronize them with a lake."""
     for table in ("t", "u"):
         database.execute(f"create table {table} (id int primary key, n int, note text)")
@@ -112,8 +107,7 @@ def command(
             " from generate_series(1, 900) i"
         )
     database.execute("create publication pub for table t, u")
-    code = MODULE.format(slot=f"s_{database.name}")
-    module = write_location(database, tmp_path, monkeypatch, code)
+    module = locations.write(database, MODULE.format(slot=f"s_{database.name}"))
     made = Command(module, tmp_path, tmp_path / "lake")
     assert made.run("sync") == 0
     return made

@@ -16,19 +16,6 @@ from pgcdc_assets_tests.support.database import Database
 pytestmark = pytest.mark.postgres
 
 
-@pytest.fixture
-def project(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty project of the database, which is the current folder."""
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (tmp_path / "home").mkdir()
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("PGCDC_LAKE", str(tmp_path / "lake"))
-    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
-    return folder
-
-
 def _lines(command: str, word: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
     assert main([command, "--name", "mine"]) == 0
     return [line.strip() for line in capsys.readouterr().out.splitlines() if word in line]

@@ -21,7 +21,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.support.database import Database
-from pgcdc_assets_tests.support.orchestration.location import write_location
+from pgcdc_assets_tests.support.orchestration.location import Locations
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
 
@@ -38,18 +38,12 @@ defs = build_cdc_definitions(
 
 
 @pytest.fixture
-def module(
-    database: Database,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    quick_dagster_storage: None,
-) -> str:
+def module(database: Database, locations: Locations) -> str:
     """Write a code location with one capture, and set the environment for it."""
     database.execute("create table t (id int primary key, v text)")
     database.execute("insert into t select i, 'row ' || i from generate_series(1, 50) i")
     database.execute("create publication pub for table t")
-    code = MODULE.format(slot=f"s_{database.name}")
-    return write_location(database, tmp_path, monkeypatch, code)
+    return locations.write(database, MODULE.format(slot=f"s_{database.name}"))
 
 
 @pytest.mark.sampled

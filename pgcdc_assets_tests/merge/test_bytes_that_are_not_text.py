@@ -110,7 +110,7 @@ def test_a_name_that_is_not_utf8_is_refused_and_stops_no_other_table(
 def test_values_that_are_not_utf8_are_compared_byte_by_byte(
     ascii_capturing: Capturing, spark: SparkSession
 ) -> None:
-    """Item 9: in keys, columns and arrays. A text that looks like the hex form is different."""
+    """In keys, columns and arrays. A text that looks like the hex form is different."""
     pipeline = Pipeline(ascii_capturing.database, ascii_capturing.zone, spark)
     bad = "convert_from('\\xe9'::bytea, 'SQL_ASCII')"
     good = "convert_from('\\xc3a9'::bytea, 'SQL_ASCII')"

@@ -13,17 +13,11 @@ from pgcdc_assets.merge import MergeFailure, MergeReport, rebuild_table
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify import check_all
-from pgcdc_assets_tests.support.merge.pipeline import Pipeline
+from pgcdc_assets_tests.support.merge.pipeline import EACH_KIND, Pipeline
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
 
-_TARGETS = (
-    CdcTable("public", "t", scd=(1, 2)),
-    CdcTable("public", "kept", soft_deletes=True),
-    CdcTable("public", "bag"),
-    CdcTable("public", "log", without_key="log"),
-)
-_NAMES = [target.table for target in _TARGETS]
+_NAMES = [target.table for target in EACH_KIND]
 _COLUMNS = (
     "a int, b text, s smallint, f real, n numeric(4,1), d date, w varchar(3), x int, y text, "
     "gone int"
@@ -139,9 +133,9 @@ def test_each_kind_of_table_follows_column_changes_in_a_backlog(pipeline: Pipeli
     _start(pipeline)
     database = pipeline.database
     pipeline.capture()
-    _merge(pipeline, *_TARGETS)
+    _merge(pipeline, *EACH_KIND)
     _change(pipeline, _FIRST_HALF)
-    _merge(pipeline, *_TARGETS)
+    _merge(pipeline, *EACH_KIND)
     _assert_equal(pipeline)
     halfway = _rows(pipeline, "t", "id", "a2", "gone", "_op", "_is_current", scd=2)
     # The drop, the renames, the wider types and an update without effect open no version.
@@ -160,7 +154,7 @@ def test_each_kind_of_table_follows_column_changes_in_a_backlog(pipeline: Pipeli
         key=repr,
     )
     _change(pipeline, _SECOND_HALF)
-    _merge(pipeline, *_TARGETS)
+    _merge(pipeline, *EACH_KIND)
     _assert_equal(pipeline)
     past = _rows(pipeline, "t", *_PAST, scd=2)
     assert (1, 10, 7, "y1", 1, 1, 0.10000000149011612) == past[0][:7]
@@ -176,19 +170,19 @@ def test_each_kind_of_table_follows_column_changes_in_a_backlog(pipeline: Pipeli
     assert ("U", 1, 11, 70, 1, "one") in log
     assert ("U", 1, 12, None, 1, "one") in log
     assert ("I", 7, None, None, 7, None) in log
-    for target in _TARGETS[:2]:
+    for target in EACH_KIND[:2]:
         for scd in target.scd:
             found = check_all(pipeline.spark, pipeline.zone, target, scd)
             assert found.is_sound, found
     # One fold of the whole backlog gives the same rows under the same names.
-    for target, scd in ((_TARGETS[0], 2), (_TARGETS[1], 1)):
+    for target, scd in ((EACH_KIND[0], 2), (EACH_KIND[1], 1)):
         table = target.table
         rows = _rows(pipeline, table, *_sorted_columns(pipeline, table, scd), scd=scd)
         rebuild_table(pipeline.spark, pipeline.zone, target, scd)
         assert _rows(pipeline, table, *_sorted_columns(pipeline, table, scd), scd=scd) == rows
     database.execute("update t set b2 = 'after' where id = 1")
     pipeline.capture()
-    _merge(pipeline, _TARGETS[0])
+    _merge(pipeline, EACH_KIND[0])
     pipeline.assert_equal("t")
 
 

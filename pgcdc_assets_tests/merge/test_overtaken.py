@@ -84,6 +84,7 @@ def _forget_fence(path: str) -> None:
 def test_a_merge_that_is_overtaken_before_its_write_writes_nothing(
     spark: SparkSession, zone: RawZone, race: Race
 ) -> None:
+    """Delta skips a duplicate transaction, and counts of its rows never arrive."""
     landing = race.land_snapshot(zone)
     path = merge(spark, landing, race.target).path
     first = landing.land(race.first)

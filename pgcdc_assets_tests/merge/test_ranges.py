@@ -21,13 +21,12 @@ from pgcdc_assets_tests.support.merge.history import (
     update,
 )
 from pgcdc_assets_tests.support.merge.one_table import (
-    add_column_of_another,
     assert_overtaken,
-    count_change_data,
     log_of,
     merge,
+    merge_beside_column_of_owner,
+    merge_with_change_data,
     overtake,
-    record_change_data,
 )
 from pgcdc_assets_tests.support.merge.random_history import (
     COLUMNS,
@@ -89,21 +88,15 @@ def test_rows_outside_the_range_keep_their_files(spark: SparkSession, landing: L
 def test_a_column_that_the_owner_added_keeps_its_values(
     spark: SparkSession, landing: Landing
 ) -> None:
-    path = merge(spark, landing, _TARGET).path
-    add_column_of_another(spark, path)
-    _land_changes(landing)
-    assert log_of(merge(spark, landing, _TARGET).path)[0]["operation"] == "MERGE"
+    path = merge_beside_column_of_owner(spark, landing, _TARGET, _land_changes)
+    assert log_of(path)[0]["operation"] == "MERGE"
     assert spark.read.format("delta").load(path).where("extra = 'mine'").count() == _ROWS
 
 
 @pytest.mark.sampled
 def test_change_data_has_no_unchanged_row(spark: SparkSession, landing: Landing) -> None:
-    path = merge(spark, landing, _TARGET).path
-    record_change_data(spark, path)
-    _land_changes(landing)
-    merge(spark, landing, _TARGET)
     # 300 versions ended, with old and new rows, and 301 versions are new.
-    assert count_change_data(spark, path) == 901
+    assert merge_with_change_data(spark, landing, _TARGET, _land_changes) == 901
 
 
 @pytest.mark.sampled

@@ -26,6 +26,7 @@ from pgcdc_assets.policies import WindowPolicy
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.table_selection import TableSelection
 from pgcdc_assets.verify import compare_table
 from pgcdc_assets_tests.support.database import Database
 
@@ -150,6 +151,20 @@ class Orchestrated:
         result = self.execute(request, "capture")
         assert result.success
         return result
+
+
+def followed_capture(database: Database, windows: WindowPolicy, **options: Any) -> CdcCapture:
+    """Return a capture of all tables of publication `pub`, which polls the catalog at each tick."""
+    return CdcCapture(
+        NAME,
+        "pub",
+        (),
+        slot=f"s_{database.name}",
+        windows=windows,
+        catalog_poll_seconds=0,
+        selection=TableSelection(),
+        **options,
+    )
 
 
 @pytest.fixture(scope="session")

@@ -216,7 +216,7 @@ def test_a_server_that_is_no_standby_of_the_primary_is_refused(
         found = read(settings, timeline, start, end)
         return found if settings is primary else found[:-1] + bytes([found[-1] ^ 1])
 
-    # Two servers of one backup, which went on apart, have one system identifier.
+    # Two servers of one backup, which continued apart, have one system identifier.
     read = wal_stream.read_wal
     monkeypatch.setattr(standby_snapshot, "read_wal", read_other_wal)
     with (

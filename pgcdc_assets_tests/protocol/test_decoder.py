@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,6 +83,10 @@ def test_any_stream_in_any_batches_has_the_rows_of_the_reference_decoder(
     rows, _ = decode(payloads, cuts, start, end, most_values)
 
     assert rows == reference.decode(payloads, start, end)
+
+
+def test_the_reference_decoder_shares_no_code_with_the_package() -> None:
+    assert "pgcdc_assets" not in Path(reference.__file__).read_text()
 
 
 def test_a_batch_is_decoded_in_parts_of_bounded_values() -> None:

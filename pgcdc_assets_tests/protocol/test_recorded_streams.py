@@ -12,6 +12,7 @@ from pgcdc_assets.protocol.decoder import Decoder
 from pgcdc_assets.protocol.frames import MessageBatch
 from pgcdc_assets_tests.protocol.test_decoder import FAR, numbering
 from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.postgres.wire import peek_messages
 from pgcdc_assets_tests.support.protocol import encoding, reference
 
 pytestmark = [pytest.mark.postgres, pytest.mark.every_pg]
@@ -52,12 +53,8 @@ def recorded(database: Database) -> list[bytes]:
     for statements in TRANSACTIONS:
         # Test servers commit asynchronously, so decoding could miss the last transaction.
         database.transaction("set local synchronous_commit = on", *statements)
-    rows = database.query(
-        "select data from pg_logical_slot_peek_binary_changes(%s, null, null, "
-        "'proto_version', '1', 'publication_names', 'p', 'messages', 'true')",
-        (database.name,),
-    )
-    return [encoding.xlog_data(bytes(data)) for (data,) in rows]
+    with database.connect() as connection:
+        return encoding.stream(peek_messages(connection, database.name, "p"))
 
 
 def decode(payloads: list[bytes]) -> list[dict[str, Any]]:

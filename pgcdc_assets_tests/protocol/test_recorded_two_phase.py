@@ -10,6 +10,7 @@ import pytest
 from pgcdc_assets.protocol import transaction_messages as tm
 from pgcdc_assets_tests.protocol.test_streaming_decoder import decode, streaming
 from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.postgres.wire import peek_messages
 
 pytestmark = [pytest.mark.postgres, pytest.mark.every_pg(since=15)]
 
@@ -32,15 +33,11 @@ def recorded(database: Database, version: int) -> list[bytes]:
     # Test servers commit asynchronously, so decoding could miss the last transaction.
     flushed = "set local synchronous_commit = on"
     database.transaction(flushed, FILL, "savepoint undone", FILL, "rollback to undone", FILL)
-    options = ("3", "on") if version < 16 else ("4", "parallel")
+    number, mode = ("3", "on") if version < 16 else ("4", "parallel")
     with database.connect() as connection, connection.cursor() as cursor:
         cursor.execute("set logical_decoding_work_mem = '64kB'")
-        cursor.execute(
-            "select data from pg_logical_slot_peek_binary_changes(%s, null, null, "
-            "'proto_version', %s, 'streaming', %s, 'publication_names', 'p', 'two_phase', 'true')",
-            (database.name, *options),
-        )
-        return [bytes(data) for (data,) in cursor.fetchall()]
+        options = {"proto_version": number, "streaming": mode, "two_phase": "true"}
+        return peek_messages(connection, database.name, "p", **options)
 
 
 def test_each_message_of_protocol_versions_3_and_4_is_parsed(database: Database) -> None:

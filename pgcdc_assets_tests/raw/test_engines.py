@@ -12,9 +12,9 @@ from deltalake import DeltaTable
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.raw.test_stores import texts
+from pgcdc_assets_tests.support.raw.epochs import EPOCH
 from pgcdc_assets_tests.support.raw.rows import (
     COMMIT_TS,
-    EPOCH,
     batch,
     change,
     relation,

@@ -17,7 +17,8 @@ from pgcdc_assets.raw import schema, snapshots
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets_tests.support.raw.rows import EPOCH, relation
+from pgcdc_assets_tests.support.raw.epochs import EPOCH
+from pgcdc_assets_tests.support.raw.rows import relation
 
 
 def texts(*rows: list[str | None]) -> pa.RecordBatch:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import os
 import subprocess
 import sys
@@ -91,23 +90,11 @@ class Capturing:
         """Record the first epoch, of a slot that exists."""
         from pgcdc_assets.postgres.connection import query_connection
         from pgcdc_assets.postgres.slots import read_server_identity
-        from pgcdc_assets.raw.epochs import Epoch
+        from pgcdc_assets_tests.support.raw.epochs import first_epoch
 
         with query_connection(self.settings, "test") as conn:
             identity = read_server_identity(conn)
-        self.zone.epochs.append(
-            Epoch(
-                epoch=1,
-                start_lsn=start,
-                slot=self.slot,
-                publication=self.publication,
-                database=identity.database,
-                system_identifier=identity.system_identifier,
-                timeline=identity.timeline,
-                server_version=identity.server_version,
-                created_at=dt.datetime.now(dt.UTC),
-            )
-        )
+        self.zone.epochs.append(first_epoch(identity, self.slot, self.publication, start))
         return self
 
     def flush_lsn(self) -> Lsn:

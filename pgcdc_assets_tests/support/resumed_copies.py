@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pgcdc_assets.capture import snapshot_pool, snapshot_ranges
 from pgcdc_assets.capture.snapshot import snapshot_each_table
 from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotReport
-from pgcdc_assets.capture.table_copy import SnapshotProgress
+from pgcdc_assets.capture.table_copy import SnapshotProgress, ignore_progress
 from pgcdc_assets.policies import SnapshotPolicy
+from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.database import Database
@@ -54,16 +61,20 @@ def copy_t(
     *,
     interrupt_after: int | None = None,
     policy: SnapshotPolicy | None = None,
+    standby: ConnectionSettings | None = None,
+    on_progress: Callable[[SnapshotProgress], None] = ignore_progress,
 ) -> SnapshotReport | SnapshotFailure | None:
     """Take a snapshot of table `t` in this process; return None after an interruption.
 
     Args:
         interrupt_after: number of ranges after which to interrupt the snapshot.
+        standby: a standby that the rows are read from.
     """
     done = []
 
     def count(progress: SnapshotProgress) -> None:
         done.append(progress)
+        on_progress(progress)
         if len(done) == interrupt_after:
             raise Interrupted
 
@@ -75,11 +86,29 @@ def copy_t(
             "pub",
             [T],
             policy=policy or SnapshotPolicy(1, 4 * PAGE),
+            standby=standby,
             on_progress=count,
         )
     except Interrupted:
         return None
     return outcome
+
+
+def between_ranges(
+    monkeypatch: pytest.MonkeyPatch, hook: Callable[[], object], *turns: int
+) -> list[int]:
+    """Call the hook before some of the ranges, and return the list of ranges that were begun."""
+    begun: list[int] = []
+    read = snapshot_ranges.read_range
+
+    def read_range(*arguments: Any) -> None:
+        begun.append(len(begun) + 1)
+        if len(begun) in turns:
+            hook()
+        read(*arguments)
+
+    monkeypatch.setattr(snapshot_pool, "read_range", read_range)
+    return begun
 
 
 def is_exact(database: Database, zone: RawZone, outcome: object) -> bool:

@@ -24,7 +24,8 @@ from pgcdc_assets.raw.retention import remove_windows
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables import messages
 from pgcdc_assets.tables.messages import MessageTable
-from pgcdc_assets_tests.support.raw.rows import COMMIT_TS, EPOCH, batch, change, transaction, window
+from pgcdc_assets_tests.support.raw.epochs import EPOCH
+from pgcdc_assets_tests.support.raw.rows import COMMIT_TS, batch, change, transaction, window
 
 
 def message(commit_lsn: int, content: bytes, ordinal: int = 0, **values: Any) -> dict[str, Any]:

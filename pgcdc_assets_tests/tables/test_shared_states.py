@@ -15,7 +15,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables import state
 from pgcdc_assets.tables.fence import fence_transactions
 from pgcdc_assets.tables.state import advance_watermark, read_scd_state, read_watermark, table_path
-from pgcdc_assets_tests.support.raw.rows import EPOCH
+from pgcdc_assets_tests.support.raw.epochs import EPOCH
 
 _Read = Callable[[], Position | None]
 

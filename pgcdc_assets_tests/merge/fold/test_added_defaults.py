@@ -16,16 +16,10 @@ from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.session import own_sessions
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify import Rule, check_all, check_merged
-from pgcdc_assets_tests.support.merge.pipeline import PUBLICATION, Pipeline
+from pgcdc_assets_tests.support.merge.pipeline import EACH_KIND, PUBLICATION, Pipeline
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
 
-_TARGETS = (
-    CdcTable("public", "t", scd=(1, 2)),
-    CdcTable("public", "kept", soft_deletes=True),
-    CdcTable("public", "bag"),
-    CdcTable("public", "log", without_key="log"),
-)
 _ADDED = (
     "add n int not null default 5, add x numeric(6,2) default 'NaN', "
     "add at timestamptz default '2024-01-02 03:04:05.5+00', "
@@ -65,7 +59,7 @@ def _missing_defaults(pipeline: Pipeline, target: CdcTable, scd: int) -> int:
 @pytest.mark.sampled
 def test_every_kind_of_table_fills_earlier_rows(pipeline: Pipeline) -> None:
     """Rows of earlier merges and earlier tuples of the same merge get the default."""
-    tables = [target.table for target in _TARGETS]
+    tables = [target.table for target in EACH_KIND]
     pipeline.start(
         *(
             f"create table {t} (id int {'primary key' if t in ('t', 'kept') else ''}, v text);"
@@ -76,7 +70,7 @@ def test_every_kind_of_table_fills_earlier_rows(pipeline: Pipeline) -> None:
     database = pipeline.database
     for t in tables:
         database.execute(f"insert into {t} values (3, 'a'), (4, 'a'); delete from {t} where id = 4")
-    _merge(pipeline, *_TARGETS)
+    _merge(pipeline, *EACH_KIND)
     for t in tables:
         database.execute(f"insert into {t} values (5, 'b')")
         database.execute(f"alter table {t} {_ADDED}")
@@ -85,12 +79,12 @@ def test_every_kind_of_table_fills_earlier_rows(pipeline: Pipeline) -> None:
         database.execute(f"update {t} set n = 7 where id = 1")
         database.execute(f"delete from {t} where id = 2")
         database.execute(f"update {t} set v = v where id = 5")
-    reports = _merge(pipeline, *_TARGETS)
+    reports = _merge(pipeline, *EACH_KIND)
     assert {report.columns_filled for report in reports} == {("n", "x", "at", "tags", "s")}
     pipeline.assert_equal("t")
 
     merged = {}
-    for target in _TARGETS:
+    for target in EACH_KIND:
         for scd in target.scd:
             more = {2: ("_is_current",)}.get(scd, ())
             found = _rows(pipeline, target, scd, *more)
@@ -103,10 +97,10 @@ def test_every_kind_of_table_fills_earlier_rows(pipeline: Pipeline) -> None:
         *[(1, False), (1, True), (2, False), (3, True), (4, False), (5, True), (6, True)]
     ]
     assert merged["bag", 1] == merged["t", 1]
-    rebuild_table(pipeline.spark, pipeline.zone, _TARGETS[0], 2)
-    assert _rows(pipeline, _TARGETS[0], 2, "_is_current") == merged["t", 2]
+    rebuild_table(pipeline.spark, pipeline.zone, EACH_KIND[0], 2)
+    assert _rows(pipeline, EACH_KIND[0], 2, "_is_current") == merged["t", 2]
 
-    for target in _TARGETS:
+    for target in EACH_KIND:
         for scd in target.scd:
             path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", target.table, scd)
             DeltaTable(path).update(predicate="id = 3", updates={"n": "null"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pgcdc_assets_tests.support.merge.pipeline import Pipeline
+from pgcdc_assets_tests.support.merge.pipeline import KEY_SWAP, Pipeline
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
@@ -62,11 +62,7 @@ def test_changed_keys_move_their_rows(pipeline: Pipeline) -> None:
         "create table t (id int primary key, v text)",
         "insert into t values (1, 'one'), (2, 'two'), (3, 'three'), (4, 'four')",
     )
-    pipeline.database.transaction(
-        "update t set id = -1 where id = 1",
-        "update t set id = 1 where id = 2",
-        "update t set id = 2 where id = -1",
-    )
+    pipeline.database.transaction(*KEY_SWAP)
     pipeline.database.execute("update t set id = 30 where id = 3")
     pipeline.database.execute("update t set id = 300, v = 'moved' where id = 30")
     pipeline.database.execute("insert into t values (3, 'reused')")

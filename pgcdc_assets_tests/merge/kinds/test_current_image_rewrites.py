@@ -8,7 +8,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.merge import run
 from pgcdc_assets.merge.kinds import current_image
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
@@ -23,13 +22,12 @@ from pgcdc_assets_tests.support.merge.history import (
     update,
 )
 from pgcdc_assets_tests.support.merge.one_table import (
-    add_column_of_another,
     assert_overtaken,
-    count_change_data,
     log_of,
     merge,
+    merge_beside_column_of_owner,
+    merge_with_change_data,
     overtake,
-    record_change_data,
 )
 from pgcdc_assets_tests.support.merge.random_history import COLUMNS, KEY, random_relation
 from pgcdc_assets_tests.support.merge.small_tables import merge_by_spark
@@ -96,10 +94,7 @@ def test_a_rewrite_has_the_rows_and_counts_of_a_merge(
 def test_a_column_that_the_owner_added_keeps_its_values(
     spark: SparkSession, landing: Landing
 ) -> None:
-    path = merge(spark, landing, _TARGET).path
-    add_column_of_another(spark, path)
-    _land_changes(landing)
-    merge(spark, landing, _TARGET)
+    path = merge_beside_column_of_owner(spark, landing, _TARGET, _land_changes)
     assert log_of(path)[0]["operation"] == "MERGE"
     assert spark.read.format("delta").load(path).where("extra = 'mine'").count() == _ROWS - 1
     assert _rows(spark, path) == _CHANGED
@@ -121,12 +116,8 @@ def test_a_column_added_by_the_changes_is_null_in_unchanged_rows(
 
 @pytest.mark.sampled
 def test_change_data_has_no_unchanged_row(spark: SparkSession, landing: Landing) -> None:
-    path = merge(spark, landing, _TARGET).path
-    record_change_data(spark, path)
-    _land_changes(landing)
-    merge(spark, landing, _TARGET)
     # Two updates with old and new rows, a delete and an insert.
-    assert count_change_data(spark, path) == 6
+    assert merge_with_change_data(spark, landing, _TARGET, _land_changes) == 6
 
 
 @pytest.mark.sampled
@@ -206,15 +197,3 @@ def test_an_overtaken_merge_writes_nothing(
     report = merge(spark, landing, _TARGET)
     assert (1, 1, "z") in _rows(spark, report.path)
     assert report.row_count == _ROWS
-
-
-@pytest.mark.sampled
-def test_a_merge_that_is_overtaken_at_its_commit_ends(
-    spark: SparkSession, landing: Landing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Delta skips a duplicate transaction, and the count of rows never arrives."""
-    merge(spark, landing, _TARGET)
-    _land_changes(landing)
-    overtake(monkeypatch, run, "check_not_overtaken", lambda: merge(spark, landing, _TARGET))
-    assert_overtaken(spark, landing, _TARGET)
-    assert merge(spark, landing, _TARGET).changes_read == 0

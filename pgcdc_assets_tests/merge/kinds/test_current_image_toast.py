@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pgcdc_assets_tests.support.merge.pipeline import Pipeline
+from pgcdc_assets_tests.support.merge.pipeline import KEY_SWAP, Pipeline
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
@@ -57,11 +57,7 @@ def test_an_unchanged_value_follows_its_row_to_another_key(pipeline: Pipeline) -
         f"insert into t select id, {_BY_ID} from generate_series(1, 6) id",
     )
     pipeline.sync()
-    pipeline.database.transaction(
-        "update t set id = -1 where id = 1",
-        "update t set id = 1 where id = 2",
-        "update t set id = 2 where id = -1",
-    )
+    pipeline.database.transaction(*KEY_SWAP)
     pipeline.database.execute("update t set id = 30 where id = 3")
     pipeline.database.execute("update t set id = 31, n = 5 where id = 30")
     pipeline.database.execute("insert into t values (3, 'small')")

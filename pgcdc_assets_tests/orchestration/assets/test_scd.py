@@ -78,7 +78,7 @@ def files_of_b(orchestrated: Orchestrated) -> int:
 def test_merges_delete_files_that_they_replaced(
     orchestrated: Orchestrated, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Item 33: the used disk space has a bound that does not depend on the number of merges."""
+    """The used disk space has a bound that does not depend on the number of merges."""
     monkeypatch.setattr(vacuum, "MINIMUM_BYTES", 0)
     monkeypatch.setattr(RetentionPolicy, "keep_hours", property(lambda _: 0.0))
     orchestrated.copy()

@@ -27,6 +27,13 @@ HISTORY = CdcTable("public", "a", (1, 2))
 KEPT = CdcTable("public", "b", soft_deletes=True)
 OTHER = CdcTable("public", "c")
 
+# With a row before the loss of the key, and a row after the loss.
+LOSE_KEY = (
+    "update {0} set v = 'before' where id = 1",
+    "alter table {0} drop constraint {0}_pkey",
+    "insert into {0} values (11, 'without a key')",
+)
+
 
 def with_kinds(orchestrated: Orchestrated, *tables: CdcTable) -> Orchestrated:
     """Declare a history, soft deletes and a further table, with equal rows in `a` and `b`."""
@@ -103,12 +110,7 @@ def test_a_lost_key_that_is_added_again_heals_by_one_snapshot(
     orchestrated = with_kinds(orchestrated, *tables)
     database = orchestrated.database
     orchestrated.sync()
-    in_both(
-        orchestrated,
-        "update {0} set v = 'before' where id = 1",
-        "alter table {0} drop constraint {0}_pkey",
-        "insert into {0} values (11, 'without a key')",
-    )
+    in_both(orchestrated, *LOSE_KEY)
     versions = "id, v, _is_current, _op".split(", ")
     for number in (1, 2):
         database.execute(f"insert into c values ({number})")
@@ -169,9 +171,7 @@ def test_a_key_is_dropped_and_added_again_in_one_backlog(
     orchestrated.sync()
     in_both(
         orchestrated,
-        "update {0} set v = 'before' where id = 1",
-        "alter table {0} drop constraint {0}_pkey",
-        "insert into {0} values (11, 'without a key')",
+        *LOSE_KEY,
         "alter table {0} add primary key (id)",
         "update {0} set v = 'after' where id = 2; delete from {0} where id = 3",
     )

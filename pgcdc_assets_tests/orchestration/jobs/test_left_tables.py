@@ -11,11 +11,9 @@ from pgcdc_assets.capture.epoch import renew_epoch
 from pgcdc_assets.orchestration.state import left_tables
 from pgcdc_assets.policies import RetentionPolicy, WindowPolicy
 from pgcdc_assets.raw.lake import Lake
-from pgcdc_assets.settings import CdcCapture
 from pgcdc_assets.table_name import TableName
-from pgcdc_assets.table_selection import TableSelection
 from pgcdc_assets.tables.state import table_path
-from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
+from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated, followed_capture
 from pgcdc_assets_tests.support.database import Database
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
@@ -43,16 +41,8 @@ def test_a_table_that_left_holds_no_windows_of_a_renewed_epoch_and_loses_no_chan
         database.execute(f"create table {table} (id int primary key)")
         database.execute(f"insert into {table} values (1)")
     database.execute("create publication pub for all tables")
-    capture = CdcCapture(
-        NAME,
-        "pub",
-        (),
-        slot=f"s_{database.name}",
-        windows=WindowPolicy(max_age_seconds=0, retry_seconds=0, run_seconds=0),
-        retention=RetentionPolicy(raw_days=0),
-        catalog_poll_seconds=0,
-        selection=TableSelection(),
-    )
+    windows = WindowPolicy(max_age_seconds=0, retry_seconds=0, run_seconds=0)
+    capture = followed_capture(database, windows, retention=RetentionPolicy(raw_days=0))
     first = Orchestrated(database, lake, instance, capture)
     first.tick("lag")
     first = loaded_again(first)

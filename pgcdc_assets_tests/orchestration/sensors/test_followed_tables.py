@@ -21,7 +21,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.table_selection import TableSelection
-from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
+from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated, followed_capture
 from pgcdc_assets_tests.support.database import Database
 
 pytestmark = pytest.mark.postgres
@@ -136,16 +136,9 @@ def test_the_sensor_detects_added_and_removed_tables(
 ) -> None:
     database.execute("create table a (id int primary key); create table b (id int primary key)")
     database.execute("create publication pub for all tables")
-    capture = CdcCapture(
-        NAME,
-        "pub",
-        (),
-        slot=f"s_{database.name}",
-        # After the first window, no window is opened.
-        windows=WindowPolicy(max_age_seconds=3600, min_bytes=2**40, max_bytes=2**41),
-        catalog_poll_seconds=0,
-        selection=TableSelection(),
-    )
+    # After the first window, no window is opened.
+    windows = WindowPolicy(max_age_seconds=3600, min_bytes=2**40, max_bytes=2**41)
+    capture = followed_capture(database, windows)
     # Definitions without a list have the sensor, which stores the first list.
     first = Orchestrated(database, lake, instance, capture)
     found = first.tick("lag")

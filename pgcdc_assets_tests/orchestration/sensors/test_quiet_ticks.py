@@ -12,7 +12,7 @@ from pgcdc_assets.orchestration.sensors.quiet_ticks import QuietTicks, read_vers
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.object_store import StoreProxy
-from pgcdc_assets_tests.support.raw.rows import EPOCH
+from pgcdc_assets_tests.support.raw.epochs import EPOCH
 
 
 @pytest.fixture(params=["s3_lake", "local"])

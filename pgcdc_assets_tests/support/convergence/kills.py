@@ -37,6 +37,7 @@ from pgcdc_assets.postgres.stream.plugin_options import PluginOptions, Streaming
 from pgcdc_assets.protocol.logical_messages import NO_TRANSACTION
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.support import capture_failpoints
 from pgcdc_assets_tests.support.certificates import Certificates
 from pgcdc_assets_tests.support.convergence.oracle import (
     create_oracle,
@@ -50,15 +51,7 @@ from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.servers import SETTINGS
 from pgcdc_assets_tests.support.tls_server import tls_fronts
 
-FAILPOINTS = (
-    "mid_stream:1",
-    "mid_stream:4",
-    "before_delta_commit",
-    "after_relations_commit",
-    "after_prepared_commit",
-    "after_delta_commit",
-    "after_status_packet",
-)
+FAILPOINTS = (*capture_failpoints.MID_STREAM, *capture_failpoints.TWO_PHASE_LANDING)
 # A capture that is killed at a failpoint ends itself, or ends without reaching it.
 _FAILPOINT_SECONDS = 20.0
 _LONGEST_SECONDS = 1.5

@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.protocol.messages import parse_logical_message
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.database import Database
-from pgcdc_assets_tests.support.protocol import reference
-
-# The header of XLogData before pgoutput's message: w and three 64-bit integers.
-_HEADER = b"w" + bytes(24)
+from pgcdc_assets_tests.support.postgres.wire import peek_messages
+from pgcdc_assets_tests.support.protocol import encoding, reference
 
 _COMPARED = (
     "commit_lsn ordinal xid commit_ts origin op relation_id schema table old_kind old new unchanged"
@@ -27,7 +24,7 @@ def expected_changes(
     database: Database, slot: str, publication: str, start: Lsn, end: Lsn
 ) -> list[dict[str, Any]]:
     """Return the changes with start <= commit_lsn < end, by a SQL function and the slow decoder."""
-    payloads = [_HEADER + data for data in _peek(database, slot, publication)]
+    payloads = _peek(database, slot, publication)
     return [_compared(row) for row in reference.decode(payloads, start, end)]
 
 
@@ -35,22 +32,16 @@ def expected_messages(
     database: Database, slot: str, publication: str, start: Lsn, end: Lsn
 ) -> list[str]:
     """Return the contents of the non-transactional messages in a range of LSNs, in order."""
-    found = []
-    for data in _peek(database, slot, publication):
-        if data[:1] == b"M":
-            message = parse_logical_message(data)
-            if not message.is_transactional and start < message.lsn <= end:
-                found.append(data[slice(*message.content)].decode())
-    return found
+    return [
+        message.content
+        for message in reference.messages(_peek(database, slot, publication))
+        if not message.is_transactional and start < message.lsn <= end
+    ]
 
 
 def _peek(database: Database, slot: str, publication: str) -> list[bytes]:
-    found = database.query(
-        "select data from pg_logical_slot_peek_binary_changes(%s, null, null, "
-        "'proto_version', '1', 'publication_names', %s, 'messages', 'true')",
-        (slot, publication),
-    )
-    return [bytes(data) for (data,) in found]
+    with database.connect() as connection:
+        return encoding.stream(peek_messages(connection, slot, publication))
 
 
 def landed_changes(zone: RawZone) -> list[dict[str, Any]]:

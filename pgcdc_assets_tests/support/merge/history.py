@@ -17,7 +17,7 @@ from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets.raw import schema
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets_tests.support.raw.rows import EPOCH
+from pgcdc_assets_tests.support.raw.epochs import EPOCH
 
 Texts = Sequence[str | None]
 CLOCK = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)

@@ -55,21 +55,31 @@ def log_of(path: str) -> list[dict[str, Any]]:
     return [e for e in DeltaTable(path).history() if e["engineInfo"].startswith("Apache-Spark")]
 
 
-def add_column_of_another(spark: SparkSession, path: str) -> None:
-    """Add a column `extra` that the source does not have, with the value `mine` in each row."""
+def merge_beside_column_of_owner(
+    spark: SparkSession, landing: Landing, target: CdcTable, land: Callable[[Landing], object]
+) -> str:
+    """Merge changes into a table with a column of its owner; return the path.
+
+    The column `extra` has the value `mine` in each row before the changes.
+    """
+    path = merge(spark, landing, target).path
     spark.sql(f"ALTER TABLE {delta_table(path)} ADD COLUMNS (extra STRING)")
     spark.sql(f"UPDATE {delta_table(path)} SET extra = 'mine'")
+    land(landing)
+    merge(spark, landing, target)
+    return path
 
 
-def record_change_data(spark: SparkSession, path: str) -> None:
-    """Enable the change data feed of the table."""
+def merge_with_change_data(
+    spark: SparkSession, landing: Landing, target: CdcTable, land: Callable[[Landing], object]
+) -> int:
+    """Merge changes into a table with a change data feed; count the rows of the change data."""
+    path = merge(spark, landing, target).path
     spark.sql(
         f"ALTER TABLE {delta_table(path)} SET TBLPROPERTIES (delta.enableChangeDataFeed = true)"
     )
-
-
-def count_change_data(spark: SparkSession, path: str) -> int:
-    """Count the rows in the change data of the newest commit."""
+    land(landing)
+    merge(spark, landing, target)
     version = log_of(path)[0]["version"]
     changed = spark.read.option("readChangeFeed", "true").option("startingVersion", version)
     return changed.format("delta").load(path).count()

@@ -21,6 +21,21 @@ from pgcdc_assets_tests.support.database import Database
 
 PUBLICATION = "pub"
 
+# A table of each kind. `bag` and `log` have no key.
+EACH_KIND = (
+    CdcTable("public", "t", scd=(1, 2)),
+    CdcTable("public", "kept", soft_deletes=True),
+    CdcTable("public", "bag"),
+    CdcTable("public", "log", without_key="log"),
+)
+
+# Two rows of table `t` swap their keys over a third key.
+KEY_SWAP = (
+    "update t set id = -1 where id = 1",
+    "update t set id = 1 where id = 2",
+    "update t set id = 2 where id = -1",
+)
+
 
 @dataclass
 class Pipeline:

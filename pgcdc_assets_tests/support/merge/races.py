@@ -123,7 +123,7 @@ RACES = {
 }
 
 # The other kinds are written by the same operations.
-_IN_SHORT_RUN = ("current_image", "history", "range_of_history", "bag")
+_IN_SHORT_RUN = ("current_image", "whole_table", "history", "range_of_history", "bag")
 each_kind = pytest.mark.parametrize(
     "race",
     [
@@ -161,7 +161,7 @@ def right_before_the_write(spark: SparkSession, act: Callable[[], Any]) -> Itera
 def during_the_write(spark: SparkSession, folder: Path, act: Callable[[], Any]) -> Iterator[None]:
     """Act while Spark computes the written rows. Spark continues after the action.
 
-    One task waits for the action. The others go on, because the action needs their task slots.
+    One task waits for the action. The others continue, because the action needs their task slots.
     """
     begun, done, is_over = str(folder / "begun"), str(folder / "done"), threading.Event()
 

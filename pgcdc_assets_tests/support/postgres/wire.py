@@ -1,57 +1,19 @@
-"""A simple reader of pgoutput through SQL, byte by byte, as the reference for snapshots."""
+"""The content of a slot, read by SQL and decoded by the reference decoder."""
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
+from pgcdc_assets.table_name import TableName
+from pgcdc_assets_tests.support.protocol import reference
+from pgcdc_assets_tests.support.protocol.encoding import stream
 
 # The mark of an unchanged TOAST value. No text of Postgres contains its first character.
 UNCHANGED = "\0unchanged"
-
-
-class Reader:
-    """Reads the fields of a message from left to right."""
-
-    def __init__(self, message: bytes) -> None:
-        self.message = message
-        self.at = 0
-
-    def take(self, form: str) -> Any:
-        value = struct.unpack_from("!" + form, self.message, self.at)[0]
-        self.at += struct.calcsize("!" + form)
-        return value
-
-    def text(self) -> str:
-        end = self.message.index(0, self.at)
-        value = self.message[self.at : end].decode()
-        self.at = end + 1
-        return value
-
-    def relation(self) -> Relation:
-        oid, schema, table = self.take("I"), self.text(), self.text()
-        identity = self.take("c").decode()
-        columns = []
-        for _ in range(self.take("h")):
-            is_key = bool(self.take("B"))
-            columns.append(Column(self.text(), self.take("I"), self.take("i"), is_key))
-        return Relation(oid, schema, table, ReplicaIdentity(identity), (*columns,))
-
-    def tuple(self) -> list[str | None]:
-        texts: list[str | None] = []
-        for _ in range(self.take("h")):
-            kind = self.take("c")
-            assert kind in b"ntu", kind
-            if kind != b"t":
-                texts.append(UNCHANGED if kind == b"u" else None)
-            else:
-                length = self.take("i")
-                texts.append(self.message[self.at : self.at + length].decode())
-                self.at += length
-        return texts
+_END = 2**64
 
 
 class Change(NamedTuple):
@@ -81,34 +43,51 @@ class Captured:
         return rows
 
 
+def peek_messages(conn: Any, slot: str, publication: str, **options: str) -> list[bytes]:
+    """Read the messages of a pgoutput slot without advancing the slot.
+
+    Args:
+        options: further options of the plugin, and other values of its options.
+    """
+    chosen = {
+        "proto_version": "1",
+        "publication_names": publication,
+        "messages": "true",
+        **options,
+    }
+    texts = [text for pair in chosen.items() for text in pair]
+    with conn.cursor() as cursor:
+        cursor.execute(
+            "select data from pg_logical_slot_peek_binary_changes"
+            f"(%s, null, null{', %s' * len(texts)})",
+            (slot, *texts),
+        )
+        return [bytes(data) for (data,) in cursor.fetchall()]
+
+
 def peek(conn: Any, slot: str, publication: str) -> Captured:
     """Read all row changes of a pgoutput slot without advancing the slot."""
-    captured = Captured()
-    names: dict[int, str] = {}
-    commit_lsn = Lsn(0)
     with conn.cursor() as cursor:
         # Test servers commit asynchronously, and decoding ends at the flushed position.
         cursor.execute("set synchronous_commit = on; select pg_logical_emit_message(true, '', '')")
-        cursor.execute(
-            "select data from pg_logical_slot_peek_binary_changes(%s, null, null, "
-            "'proto_version', '1', 'publication_names', %s)",
-            (slot, publication),
-        )
-        for (data,) in cursor.fetchall():
-            reader = Reader(bytes(data))
-            kind = reader.take("c").decode()
-            if kind == "B":
-                commit_lsn = Lsn(reader.take("Q"))
-            elif kind == "R":
-                relation = reader.relation()
-                captured.relations[relation.qualified_name] = relation
-                names[relation.relation_id] = relation.qualified_name
-            elif kind in "IUD":
-                table = names[reader.take("I")]
-                tuples: dict[str, list[str | None]] = {}
-                while reader.at < len(reader.message):
-                    tuple_kind = reader.take("c").decode()
-                    tuples[tuple_kind] = reader.tuple()
-                key = tuples.get("K", tuples.get("O"))
-                captured.changes.append(Change(commit_lsn, kind, table, key, tuples.get("N")))
-    return captured
+    payloads = stream(peek_messages(conn, slot, publication))
+    relations = map(_relation, reference.relations(payloads))
+    rows = reference.decode(payloads, 0, _END)
+    return Captured(
+        {relation.qualified_name: relation for relation in relations},
+        [_change(row) for row in rows if row["op"] in "IUD"],
+    )
+
+
+def _relation(announced: reference.Relation) -> Relation:
+    columns = [Column(c.name, c.type_oid, c.typmod, c.is_key) for c in announced.columns]
+    identity = ReplicaIdentity(announced.replica_identity)
+    return Relation(announced.relation_id, announced.schema, announced.table, identity, (*columns,))
+
+
+def _change(row: dict[str, Any]) -> Change:
+    new = row["new"]
+    for column in row["unchanged"] or ():
+        new[column] = UNCHANGED
+    table = TableName(row["schema"], row["table"])
+    return Change(Lsn(row["commit_lsn"]), row["op"], str(table), row["old"], new)

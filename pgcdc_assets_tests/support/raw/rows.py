@@ -10,27 +10,14 @@ import pyarrow as pa
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets.raw import schema
-from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.files import WrittenFile
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.ranges import LandedRange
 from pgcdc_assets.raw.scan import scan_changes
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.support.raw.epochs import EPOCH
 
 COMMIT_TS = dt.datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=dt.UTC)
-
-# The first epoch of a slot that does not exist. `dataclasses.replace` derives other epochs.
-EPOCH = Epoch(
-    epoch=1,
-    start_lsn=Lsn(99),
-    slot="pgcdc_test",
-    publication="shop",
-    database="db",
-    system_identifier="7000000000000000001",
-    timeline=1,
-    server_version=180004,
-    created_at=dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
-)
 
 
 def window(start: int, end: int, epoch: int = 1) -> LsnWindow:
