@@ -62,9 +62,8 @@ def test_after_a_small_merge_a_large_merge_has_the_session_s_initial_settings(
             tune(session, change_count, 0)
             seen.append(session.conf.get(partitions))
         assert seen == ["1", own, "1", own]
-        assert session.conf.get("spark.databricks.delta.merge.deletionVectors.persistent") != (
-            "false"
-        )
+        vectors = "spark.databricks.delta.merge.deletionVectors.persistent"
+        assert session.conf.get(vectors, None) != "false"
 
 
 def test_partitions_follow_the_bytes_of_the_changes(spark: SparkSession) -> None:
