@@ -12,6 +12,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyspark.sql import SparkSession
 
+from pgcdc_assets.raw.files import filesystem, write_file
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.spark.session import own_sessions
 from pgcdc_assets.tables import deleted_rows as module
@@ -108,6 +109,20 @@ def test_a_stale_hint_names_a_checkpoint_that_is_behind_the_log(
     delete_commits(copy, 7)
     monkeypatch.setattr(module, "SMALL_TABLE_ROWS", -1)
     assert sorted(counted(str(copy)).values()) == [2, 15]
+
+
+def test_the_checkpoints_of_an_object_store_are_listed(
+    path: str, tmp_path: Path, s3_lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = copy_with_hint(path, tmp_path, None, "*.bin")
+    delete_commits(copy, 4)
+    store = filesystem(s3_lake, s3_lake.uri)
+    for file in (copy / "_delta_log").glob("0*"):
+        write_file(store, f"_delta_log/{file.name}", file.read_bytes())
+    monkeypatch.setattr(module, "SMALL_TABLE_ROWS", -1)
+    table = DeltaTable(s3_lake.uri, storage_options=s3_lake.delta_options)
+    files = pa.table(table.get_add_actions(flatten=True))
+    assert sorted(deleted_rows(s3_lake, s3_lake.uri, table, files).values()) == [2, 15]
 
 
 def test_a_checkpoint_in_parts_is_left_to_delta_rs(
