@@ -15,7 +15,7 @@ import psutil
 import pytest
 from deltalake import DeltaTable
 
-from benchmarks import results, run
+from benchmarks import large_tables, results, run
 from benchmarks.benchmark import BENCHMARKS
 from benchmarks.environment import describe_machine, find_commit
 from benchmarks.log_entries import make_table
@@ -25,6 +25,9 @@ from benchmarks.results import FIRST, Entry, Result, entry_of, read_entries, sav
 from benchmarks.soak_samples import growth, growth_result
 from benchmarks.summary import SUMMARY
 from benchmarks.turns import in_turns
+from pgcdc_assets.lsn import Lsn, Position
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.tables.state import read_scd_state
 from pgcdc_assets_tests.support.syntax import syntax_tree
 
 _FOLDER = Path(results.__file__).parent
@@ -280,6 +283,22 @@ def test_a_simulated_log_has_all_entries_and_the_newest_file(tmp_path: Path) -> 
     log = tmp_path / "t" / "_delta_log"
     assert len(list(log.glob("*.json"))) == 70
     assert sorted(int(file.name[:20]) for file in log.glob("*.parquet")) == [59, 64]
+
+
+def test_a_simulated_large_table_is_read_as_a_real_one_from_its_log_alone(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))
+    path = lake.path(large_tables.NAME, "scd1", "shop", "orders")
+    large_tables.make_table(lake, path, 9)
+    state = read_scd_state(lake, large_tables.NAME, path)
+    assert state is not None
+    protocol = state.table.protocol()
+    assert (protocol.min_reader_version, protocol.min_writer_version) == (3, 7)
+    assert protocol.reader_features == ["deletionVectors"]
+    assert (state.watermark, state.fence) == (Position(1, Lsn(100)), 7)
+    assert state.is_watermark_recorded and state.has_deletion_vectors
+    assert state.row_count == 9 * 1_000_000 - 3 * 1_000
+    # No file of rows and no vector exists.
+    assert [file.suffix for file in Path(path).iterdir()] == [""]
 
 
 def test_a_dirty_tree_is_visible_in_the_commit(tmp_path: Path) -> None:

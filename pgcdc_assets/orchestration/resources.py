@@ -23,6 +23,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.object_store import (
     bucket_options,
     check_reachable,
+    find_folder_warning,
     start_options,
     store_of,
 )
@@ -160,6 +161,9 @@ class SparkResource(dg.ConfigurableResource[None]):
     def session(self, lake: Lake) -> SparkSession:
         """Return the session; the first call starts it.
 
+        The run's log has a warning if the lake is a local folder that the executors of a cluster
+        may not reach.
+
         Args:
             lake: the lake that the session reads and writes.
 
@@ -210,8 +214,12 @@ class SparkResource(dg.ConfigurableResource[None]):
         with connecting(remote):
             used = config if remote else with_resolved_jars(start_conf(config))
             resource = LazyPySparkResource(spark_config=used)
-            session = launched(lambda: resource.spark_session)
-            return set_lake(started(session, config), bucket)
+            started_session = started(launched(lambda: resource.spark_session), config)
+            session = set_lake(started_session, bucket)
+            if lake.is_local:
+                # The driver of a server on this machine may use a cluster too.
+                _warn_about_folder(lake, str(session.conf.get(MASTER, "local")))
+            return session
 
     def _chosen_remote(self) -> str | None:
         return self.remote or os.environ.get(home.SPARK_VARIABLE, "").strip() or None
@@ -233,3 +241,19 @@ class SparkResource(dg.ConfigurableResource[None]):
         if self.hive and not server.has_hive:
             return None
         return server.remote
+
+
+def _warn_about_folder(lake: Lake, master: str) -> None:
+    warning = find_folder_warning(lake.uri, master, _is_here(master))
+    if warning:
+        dg.get_dagster_logger().warning(warning)
+
+
+def _is_here(master: str) -> bool:
+    """Return whether a master is in the driver's process, or a standalone one on this machine."""
+    from pgcdc_assets.spark.session import is_on_this_machine
+
+    scheme, _, places = master.partition("://")
+    if scheme != "spark":
+        return scheme.startswith("local")
+    return all(is_on_this_machine(f"spark://{place}") for place in places.split(","))

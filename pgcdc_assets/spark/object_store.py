@@ -102,5 +102,23 @@ def check_reachable(uri: str, remote: str | None, is_here: bool) -> None:
         )
 
 
+def find_folder_warning(uri: str, master: str, is_here: bool) -> str | None:
+    """Return a warning if the executors of a cluster may not reach the lake; None if they do.
+
+    A folder that all machines of the cluster share is allowed, and cannot be recognized.
+
+    Args:
+        master: the value of `spark.master`.
+        is_here: the master is on this machine.
+    """
+    if is_here or "://" in uri:
+        return None
+    return (
+        f"The lake {uri} is a folder, and the Spark executors of {master} may be on other "
+        "machines. All machines must share this folder. Otherwise each executor writes to a "
+        "folder of its own, and the tables lack its files."
+    )
+
+
 def _joined(*parts: str) -> str:
     return ",".join(part for part in parts if part)

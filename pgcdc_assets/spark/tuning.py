@@ -104,10 +104,14 @@ def _shuffle(change_bytes: int, partitions: str | None) -> dict[str, str]:
 
     Args:
         change_bytes: size of the changes as text.
-        partitions: the session's initial number of partitions.
+        partitions: the session's initial number of partitions. Databricks accepts `auto`, and
+            then chooses the number itself.
     """
     needed = -(-change_bytes // PARTITION_BYTES)
-    if needed <= int(partitions or 200):
+    try:
+        if needed <= int(partitions or 200):
+            return {}
+    except ValueError:
         return {}
     return {"spark.sql.shuffle.partitions": str(needed)}
 

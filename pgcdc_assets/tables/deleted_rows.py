@@ -9,6 +9,7 @@ a small table, delta-rs is faster, because it has read the log already.
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 
 import pyarrow as pa
@@ -26,6 +27,10 @@ from pgcdc_assets.tables.row_counts import written_rows
 SMALL_TABLE_ROWS = 1_000_000
 
 _FEATURE = "deletionVectors"
+# A checkpoint of a table with this feature may have its adds in other files.
+_SIDECARS = "v2Checkpoint"
+# A single file, a part, or a file with an id.
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.")
 _ADD = b'{"add"'
 
 
@@ -59,20 +64,62 @@ def file_name(path: str) -> str:
 
 
 def _read_log(store: pafs.FileSystem, table: DeltaTable, files: pa.Table) -> dict[str, int] | None:
-    """Read the counts from the last checkpoint and the commits after it.
+    """Read the counts from a checkpoint and the commits after it.
+
+    Delta reads `_last_checkpoint` as a hint, which may be lost, stale or truncated. In this case,
+    the checkpoints are listed.
 
     Returns:
-        The counts; None if the checkpoint is of another form, or newer than the version.
+        The counts; None if the newest checkpoint is not a single file, or the log cannot be read.
     """
-    checkpoint: dict[str, int] = {}
-    with suppress(FileNotFoundError), store.open_input_stream(LAST_CHECKPOINT) as stream:
-        checkpoint = json.loads(stream.read())
-    covered = checkpoint.get("version", -1)
-    if covered > table.version() or checkpoint.get("parts") or checkpoint.get("v2Checkpoint"):
+    if _SIDECARS in (table.protocol().reader_features or ()):
         return None
+    for find in (_find_hinted_checkpoint, _find_listed_checkpoint):
+        # The hint is wrong, or the daily job has removed a file since it was listed.
+        with suppress(FileNotFoundError, ValueError):
+            covered = find(store, table.version())
+            if covered is not None:
+                return _count(store, covered, table.version(), files)
+    return None
+
+
+def _find_hinted_checkpoint(store: pafs.FileSystem, version: int) -> int | None:
+    """Return the version of the checkpoint that `_last_checkpoint` names.
+
+    Returns:
+        None if the hint has no version, or a version after the table's.
+
+    Raises:
+        FileNotFoundError, ValueError: the hint is lost or malformed.
+    """
+    with store.open_input_stream(LAST_CHECKPOINT) as stream:
+        hint = json.loads(stream.read())
+    covered = hint.get("version") if isinstance(hint, dict) else None
+    return covered if isinstance(covered, int) and covered <= version else None
+
+
+def _find_listed_checkpoint(store: pafs.FileSystem, version: int) -> int | None:
+    """Return the version of the newest checkpoint up to a version, or -1 if there is none.
+
+    Returns:
+        None if the checkpoint is not a single file.
+    """
+    names = {info.base_name for info in store.get_file_info(pafs.FileSelector(FOLDER))}
+    versions = [int(match[1]) for match in map(_CHECKPOINT.match, names) if match]
+    newest = max((each for each in versions if each <= version), default=-1)
+    return newest if newest < 0 or _checkpoint_name(newest) in names else None
+
+
+def _count(store: pafs.FileSystem, covered: int, version: int, files: pa.Table) -> dict[str, int]:
+    """Read the counts of the live files from a checkpoint and the commits after it.
+
+    Args:
+        covered: version of the checkpoint; -1 without a checkpoint.
+        version: version of the table.
+    """
     counts = {} if covered < 0 else _read_checkpoint(store, covered)
-    for version in range(covered + 1, table.version() + 1):
-        for line in read_commit_lines(store, version):
+    for number in range(covered + 1, version + 1):
+        for line in read_commit_lines(store, number):
             if line.startswith(_ADD):
                 add = json.loads(line)["add"]
                 vector = add.get("deletionVector") or {}
@@ -81,10 +128,13 @@ def _read_log(store: pafs.FileSystem, table: DeltaTable, files: pa.Table) -> dic
     return {name: count for name in live if (count := counts.get(name, 0))}
 
 
+def _checkpoint_name(version: int) -> str:
+    return f"{version:020d}.checkpoint.parquet"
+
+
 def _read_checkpoint(store: pafs.FileSystem, version: int) -> dict[str, int]:
-    place = f"{FOLDER}/{version:020d}.checkpoint.parquet"
     columns = ["add.path", "add.deletionVector.cardinality"]
-    with store.open_input_file(place) as file:
+    with store.open_input_file(f"{FOLDER}/{_checkpoint_name(version)}") as file:
         # Not `read_table`, which would return the two fields without their structs.
         adds = pq.ParquetFile(file).read(columns).column("add").combine_chunks()
     if "deletionVector" not in {field.name for field in adds.type}:

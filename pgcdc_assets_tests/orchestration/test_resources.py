@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import logging
+import socket
+from contextlib import nullcontext
 from pathlib import Path
 
+import dagster as dg
 import pytest
 
 from pgcdc_assets.cli.check import check_snapshot_source
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.orchestration import resources
 from pgcdc_assets.orchestration.resources import PostgresResource, SparkResource
 from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.spark import jars
+from pgcdc_assets.spark import session as spark_session
+from pgcdc_assets.spark.jars import MASTER
 from pgcdc_assets.spark.server import SparkServer
 from pgcdc_assets.spark.server_process import RunningServer
 
@@ -82,6 +90,74 @@ def test_a_merge_of_a_local_lake_on_another_machine_is_refused_before_spark_star
             r"its own\. Set the lake to an object store, or use a Spark on this machine\.?$",
         ):
             spark.session(Lake("/x"))
+
+
+class _ClusterSession:
+    """A session on a cluster."""
+
+    def __init__(self, master: str) -> None:
+        self.conf = {MASTER: master}
+
+
+def _warnings_of_run(spark: SparkResource, lake: Lake) -> list[str]:
+    """Start a session in a run, and list the warnings of the run's log."""
+
+    @dg.asset
+    def merged() -> None:
+        spark.session(lake)
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = dg.materialize([merged], instance=instance)
+        entries = instance.all_logs(result.run_id)
+    assert result.success
+    return [entry.user_message for entry in entries if entry.level == logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    ("master", "uri", "is_warned"),
+    [
+        ("spark://other.example:7077", "/x", True),
+        ("spark://localhost:7077,other.example:7077", "/x", True),
+        ("yarn", "/x", True),
+        ("k8s://https://localhost:6443", "/x", True),
+        ("spark://other.example:7077", "s3://lake/x", False),
+        ("spark://localhost:7077", "/x", False),
+        (f"spark://{socket.gethostname()}:7077", "/x", False),
+        ("local", "/x", False),
+        ("local[4,2]", "/x", False),
+        ("local-cluster[2,1,1024]", "/x", False),
+    ],
+)
+def test_a_run_warns_if_executors_on_other_machines_may_not_share_the_folder_of_the_lake(
+    master: str, uri: str, is_warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = _ClusterSession(master)
+    monkeypatch.delenv("PGCDC_SPARK_REMOTE", raising=False)
+    monkeypatch.setattr(spark_session, "connecting", lambda _: nullcontext())
+    monkeypatch.setattr(spark_session, "launched", lambda _: session)
+    monkeypatch.setattr(spark_session, "started", lambda *_: session)
+    monkeypatch.setattr(spark_session, "set_lake", lambda *_: session)
+    monkeypatch.setattr(spark_session, "runs_embedded", lambda: False)
+    monkeypatch.setattr(jars, "with_resolved_jars", lambda conf: conf)
+    found = _warnings_of_run(SparkResource(spark_config={MASTER: master}), Lake(uri))
+    expected = (
+        f"The lake {uri} is a folder, and the Spark executors of {master} may be on other machines."
+        " All machines must share this folder. Otherwise each executor writes to a folder of its "
+        "own, and the tables lack its files."
+    )
+    assert found == ([expected] if is_warned else [])
+
+
+@pytest.mark.spark
+def test_the_master_of_a_server_is_known(
+    spark_server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pgcdc spark start --conf spark.master=...` is on this machine, its executors are not."""
+    spark = SparkResource(remote=spark_server.remote)
+    assert _warnings_of_run(spark, Lake(str(tmp_path))) == []
+    monkeypatch.setattr(resources, "_is_here", lambda _: False)
+    [warning] = _warnings_of_run(spark, Lake(str(tmp_path)))
+    assert "the Spark executors of local[" in warning
 
 
 @pytest.mark.parametrize(

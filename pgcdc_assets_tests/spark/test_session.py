@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from pyspark.errors import PySparkException
@@ -61,9 +62,8 @@ def test_after_a_small_merge_a_large_merge_has_the_session_s_initial_settings(
             tune(session, change_count, 0)
             seen.append(session.conf.get(partitions))
         assert seen == ["1", own, "1", own]
-        assert session.conf.get("spark.databricks.delta.merge.deletionVectors.persistent") != (
-            "false"
-        )
+        vectors = "spark.databricks.delta.merge.deletionVectors.persistent"
+        assert session.conf.get(vectors, None) != "false"
 
 
 def test_partitions_follow_the_bytes_of_the_changes(spark: SparkSession) -> None:
@@ -78,6 +78,34 @@ def test_partitions_follow_the_bytes_of_the_changes(spark: SparkSession) -> None
             seen.append(session.conf.get(partitions))
         assert seen == ["625", own, "1"]
         assert not is_tiny(20, 0, 33 * megabyte)
+
+
+class _Databricks:
+    """A session whose number of shuffle partitions is `auto`, which Spark itself refuses."""
+
+    def __init__(self, partitions: str) -> None:
+        self.values = {"spark.sql.shuffle.partitions": partitions}
+        self.conf: Any = self
+
+    def get(self, name: str, default: str | None) -> str | None:
+        return self.values.get(name, default)
+
+    def set(self, name: str, value: str) -> None:
+        self.values[name] = value
+
+    def unset(self, name: str) -> None:
+        del self.values[name]
+
+
+@pytest.mark.parametrize("partitions", ["auto", "AUTO"])
+def test_a_number_of_partitions_that_databricks_chooses_is_left_untouched(partitions: str) -> None:
+    session = _Databricks(partitions)
+    seen = []
+    for changes, size in ((SMALL_CHANGES + 1, 0), (20_000, 20_000 * 1024**2), (20, 0), (20, 2**40)):
+        tune(cast(SparkSession, session), changes, 0, size)
+        seen.append(session.values["spark.sql.shuffle.partitions"])
+    # One task does a small merge, here too.
+    assert seen == [partitions, partitions, "1", partitions]
 
 
 def test_only_a_tiny_merge_is_interpreted(spark: SparkSession) -> None:
