@@ -25,9 +25,9 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.object_store import StoreProxy
 from pgcdc_assets_tests.support.object_store_proxy import Fault
+from pgcdc_assets_tests.support.raw.epochs import EPOCH
 from pgcdc_assets_tests.support.raw.rows import (
     COMMIT_TS,
-    EPOCH,
     landed,
     relation,
     transaction,
