@@ -31,6 +31,7 @@ from pgcdc_assets_tests.support.merge.history import (
     relation,
 )
 from pgcdc_assets_tests.support.merge.small_tables import merge_by_spark
+from pgcdc_assets_tests.support.merge.user_settings import OF_USERS
 
 _KEYS = 5
 _DOC, _NUMBER, _NOTE = 2, 3, 4
@@ -47,11 +48,9 @@ COLUMNS = (
 )
 KEY = ("history", "id")
 
-# Default settings of users, which the sessions of tests override. The changes exceed a broadcast.
+# The changes exceed a broadcast.
 AS_LARGE = {
-    "spark.sql.adaptive.enabled": "true",
-    "spark.sql.codegen.wholeStage": "true",
-    "spark.sql.codegen.factoryMode": "FALLBACK",
+    **OF_USERS,
     "spark.databricks.delta.merge.deletionVectors.persistent": "true",
     # Spark filters keys only before a shuffle.
     "spark.sql.autoBroadcastJoinThreshold": "-1",
