@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pgcdc_assets.merge.batch import scope
 from pgcdc_assets_tests.cli.test_object_store import Project, create_tables
 from pgcdc_assets_tests.support.cluster import SparkCluster
 from pgcdc_assets_tests.support.database import Database
@@ -28,6 +29,18 @@ def set_spark_config(project: Project, conf: dict[str, str]) -> None:
     file.write_text(yaml.safe_dump(document))
 
 
+def commits_of_spark(project: Project) -> dict[tuple[str, str], int]:
+    """Count the commits of Spark in the log of each table."""
+    tables = [("scd1", "items"), ("scd2", "items"), ("scd1", "kept"), ("scd1", "bag")]
+    return {
+        (kind, name): sum(
+            commit["engineInfo"].startswith("Apache-Spark")
+            for commit in project.table(kind, "public", name).history()
+        )
+        for kind, name in tables
+    }
+
+
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", ON_CLUSTER)
 def test_the_project_file_of_one_machine_runs_on_a_cluster_by_settings(
@@ -35,12 +48,13 @@ def test_the_project_file_of_one_machine_runs_on_a_cluster_by_settings(
 ) -> None:
     """The driver is in the runs, by `spark_config`, or in the server of `pgcdc spark start`."""
     create_tables(database)
-    # The process of a run merges smaller tables without Spark.
     rows = f"generate_series(1, {ROWS}) n"
     database.execute(f"insert into items select n, n / 7.0, '{{a,b}}' from {rows}")
     database.execute(f"insert into kept select n, 'row' from {rows}")
     database.execute(f"insert into bag select 'twice' || n / 2 from {rows}")
     pgcdc = Project(database, tmp_path, f"s3://lake/cluster-{kind}-{database.name}")
+    # The process of a run would merge small tables without the cluster.
+    pgcdc.environment[scope.SMALL_TABLES] = scope.APART
     with SparkCluster(tmp_path, pgcdc.environment) as cluster:
         if kind == "cluster":
             set_spark_config(pgcdc, cluster.conf)
@@ -51,11 +65,13 @@ def test_the_project_file_of_one_machine_runs_on_a_cluster_by_settings(
         try:
             pgcdc("sync")
             assert "3 tables" in pgcdc("verify")
+            created = commits_of_spark(pgcdc)
             database.execute("update items set v = v + 1 where id % 3 <> 0")
             database.execute("delete from items where id % 9 = 0")
             database.execute("delete from kept where id % 2 = 0")
             database.execute("delete from bag where ctid = (select min(ctid) from bag)")
             pgcdc("sync")
+            assert all(count > created[table] for table, count in commits_of_spark(pgcdc).items())
             assert "3 tables" in pgcdc("verify")
         finally:
             pgcdc("spark", "stop")
