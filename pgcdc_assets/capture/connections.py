@@ -99,15 +99,11 @@ class SessionConnections:
             return self.source
         self.end_stream()
         options = self._prepare(conn, epoch, captured_through)
-        stream = self._open_stream(conn, captured_through, options)
-        try:
-            self.source = SourceStream(stream, captured, conn, captured_through, epoch)
-        except BaseException:
-            stream.close()
-            raise
+        self.source = self._open_source(conn, epoch, captured_through, options)
         self.has_streamed = True
         self._diagnostics.begin(conn)
-        self._heartbeats.begin(conn, epoch, captured_through, stream.is_standby)
+        is_standby = self.source.stream.is_standby
+        self._heartbeats.begin(conn, epoch, captured_through, is_standby)
         return self.source
 
     def _prepare(self, conn: Connection, epoch: int, captured_through: Lsn) -> PluginOptions:
@@ -127,9 +123,9 @@ class SessionConnections:
             return replace(options, streaming=Streaming.OFF)
         return options
 
-    def _open_stream(
-        self, conn: Connection, captured_through: Lsn, options: PluginOptions
-    ) -> ReplicationStream:
+    def _open_source(
+        self, conn: Connection, epoch: int, captured_through: Lsn, options: PluginOptions
+    ) -> SourceStream:
         captured = self._captured
         limits, zone, slot = captured.limits, captured.zone, captured.slot
         stream = ReplicationStream(
@@ -144,10 +140,10 @@ class SessionConnections:
         try:
             stream.__enter__()
             check_slot(conn, zone, slot, captured_through, stream.backend_pid)
+            return SourceStream(stream, captured, conn, captured_through, epoch)
         except BaseException:
             stream.close()
             raise
-        return stream
 
     def finish(self) -> bool:
         """End the stream. Return whether the server has received all confirmations.
