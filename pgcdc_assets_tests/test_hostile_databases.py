@@ -58,7 +58,6 @@ def odd(database: Database) -> Iterator[_OddDatabase]:
 
 
 @pytest.mark.sampled
-@pytest.mark.timeout(900)
 def test_every_command_accepts_an_odd_database_and_role(
     odd: _OddDatabase,
     locations: Locations,

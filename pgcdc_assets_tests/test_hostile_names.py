@@ -107,7 +107,6 @@ def declare(database: Database, defs: Path, tables: list[TableName]) -> None:
 
 
 @pytest.mark.sampled
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("tables", [FEW, pytest.param(ALL, marks=pytest.mark.soak)], ids=len)
 def test_every_command_accepts_a_legal_name(
     tables: list[TableName],

@@ -163,7 +163,6 @@ def run(database: Database, zone: RawZone, seed: int) -> Run:
     return Run(database, zone, seed)
 
 
-@pytest.mark.timeout(600)
 def test_killed_syncs_land_each_change_once_and_converge(run: Run, spark: SparkSession) -> None:
     """A2, A3, A5 to A7, A17, C1, C2, D1 to D6, D9, D14, H1, H2."""
     began = time.monotonic()

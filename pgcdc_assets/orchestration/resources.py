@@ -176,15 +176,14 @@ class SparkResource(dg.ConfigurableResource[None]):
         # Import here: definitions must load without dagster-pyspark and Spark.
         from dagster_pyspark import LazyPySparkResource
 
+        from pgcdc_assets.spark.addresses import is_on_this_machine, shown
         from pgcdc_assets.spark.jars import MASTER, with_resolved_jars
         from pgcdc_assets.spark.session import (
             check_started_for,
             connecting,
-            is_on_this_machine,
             launched,
             runs_embedded,
             set_lake,
-            shown,
             started,
         )
         from pgcdc_assets.spark.settings import (
@@ -251,7 +250,7 @@ def _warn_about_folder(lake: Lake, master: str) -> None:
 
 def _is_here(master: str) -> bool:
     """Return whether a master is in the driver's process, or a standalone one on this machine."""
-    from pgcdc_assets.spark.session import is_on_this_machine
+    from pgcdc_assets.spark.addresses import is_on_this_machine
 
     scheme, _, places = master.partition("://")
     if scheme != "spark":

@@ -31,8 +31,9 @@ def has_publication_gap(
         if row is None or row[0] > (status.catalog_xmin_age or 0):
             return False
         conn.notices.clear()
+        # The limit ends with the transaction, so that later statements have that of the connection.
+        cursor.execute("begin; select set_config('statement_timeout', %s, true)", (limit,))
         try:
-            cursor.execute("select set_config('statement_timeout', %s, false)", (limit,))
             cursor.execute(
                 "select count(*) from pg_logical_slot_peek_binary_changes(%s, %s, null, "
                 "'proto_version', '1', 'publication_names', %s)",
@@ -42,6 +43,8 @@ def has_publication_gap(
             return True
         except (ObjectInUse, QueryCanceled):
             return False
+        finally:
+            cursor.execute("rollback")
     # Postgres 18 and newer warn only, and skip the changes.
     return any(f'"{publication}"' in notice for notice in conn.notices)
 

@@ -14,21 +14,21 @@ from __future__ import annotations
 
 import atexit
 import os
-import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 from urllib.parse import urlsplit
 
-import psutil
 from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import SparkSession as SparkSession
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
+from pgcdc_assets.spark.addresses import DEFAULT_PORT, LOCAL_HOSTS, check_listens, shown
 from pgcdc_assets.spark.errors import condition_of, text_of
+from pgcdc_assets.spark.interrupts import end_jobs_at_interrupts, keeping_interrupt_handler
 from pgcdc_assets.spark.jars import (
     MASTER,
     looking_up_alone,
@@ -43,10 +43,7 @@ from pgcdc_assets.storage import BUCKET_PREFIX, is_s3, scheme_of
 # A local server that refuses connections has ended. By default the client retries for ten minutes,
 # which suits clusters behind a network.
 _LOCAL_RETRIES = 4
-_LOCAL_SECONDS = 5
 _SECONDS_TO_EXIT = 3
-_DEFAULT_PORT = 15002
-_LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 # PySpark sets this variable in a client of a server: its functions then build Connect columns.
 _IN_CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
@@ -98,8 +95,8 @@ def launched(start: Callable[[], SparkSession]) -> SparkSession:
 def started(session: SparkSession, conf: Mapping[str, str]) -> SparkSession:
     """Return a session that this process started, with what follows from its start arranged.
 
-    The process remembers the jars that an embedded session has resolved, and releases a session on
-    a server at its end.
+    The process remembers the jars that an embedded session has resolved, ends the session's jobs
+    at an interrupt, and releases a session on a server at its end.
 
     Args:
         session: the session.
@@ -109,6 +106,7 @@ def started(session: SparkSession, conf: Mapping[str, str]) -> SparkSession:
         # Not the session's setting `spark.jars`: PySpark replaces the resolved jars by `conf`'s.
         properties: Any = SparkContext._jvm
         remember_jars(conf, properties.java.lang.System.getProperty("spark.jars") or "")
+        end_jobs_at_interrupts()
     return release_at_exit(session)
 
 
@@ -171,12 +169,12 @@ def connecting(remote: str | None) -> Iterator[None]:
     if remote is None:
         os.environ.pop(_IN_CONNECT_MODE, None)
     else:
-        _check_listens(remote)
+        check_listens(remote)
     starts_here = remote is None and not runs_embedded()
     if starts_here:
         check_java()
     try:
-        with looking_up_alone() if starts_here else nullcontext():
+        with looking_up_alone() if starts_here else nullcontext(), keeping_interrupt_handler():
             yield
     except PySparkException as error:
         if remote is None:
@@ -210,15 +208,10 @@ def session_has_ended(session: SparkSession, error: Exception) -> bool:
             return True
         return not isinstance(error, PySparkException) and _exits_soon(session)
     try:
-        _check_listens(f"sc://{client._builder.endpoint}")
+        check_listens(f"sc://{client._builder.endpoint}")
     except TransientError:
         return True
     return False
-
-
-def shown(remote: str) -> str:
-    """Return a server's address without its parameters, which may contain a secret."""
-    return remote.partition("/;")[0]
 
 
 def own_session(spark: SparkSession) -> SparkSession:
@@ -253,18 +246,6 @@ def set_lake(session: SparkSession, options: Mapping[str, str]) -> SparkSession:
     for name, value in options.items():
         session.conf.set(name, value)
     return session
-
-
-def is_on_this_machine(remote: str) -> bool:
-    """Return whether a server's address is an address of this machine."""
-    host = urlsplit(shown(remote)).hostname or ""
-    if host in _LOCAL_HOSTS:
-        return True
-    own = {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
-    try:
-        return any(found[4][0] in own for found in socket.getaddrinfo(host, None))
-    except OSError:
-        return False
 
 
 def activate(session: SparkSession) -> None:
@@ -350,29 +331,13 @@ def _connected() -> Any:
 def _serves(session: Any, remote: str) -> bool:
     """Return whether a session is on the server at `remote`, and has not ended."""
     place = urlsplit(shown(remote)).netloc
-    if session.client._builder.endpoint not in (place, f"{place}:{_DEFAULT_PORT}"):
+    if session.client._builder.endpoint not in (place, f"{place}:{DEFAULT_PORT}"):
         return False
     try:
         session.conf.get("spark.sql.session.timeZone")
     except PySparkException:
         return False
     return True
-
-
-def _check_listens(remote: str) -> None:
-    """Check that a local server accepts connections. Servers on other machines are not checked."""
-    place = urlsplit(shown(remote))
-    host = place.hostname or ""
-    if host not in _LOCAL_HOSTS:
-        return
-    try:
-        with socket.create_connection((host, place.port or _DEFAULT_PORT), _LOCAL_SECONDS):
-            return
-    except OSError as error:
-        raise TransientError(
-            reason=f"No Spark server listens at {shown(remote)} ({error.strerror}). Check that the "
-            "server runs, and run it again"
-        ) from error
 
 
 def _drop(session: Any) -> None:
@@ -393,7 +358,7 @@ def _release_known() -> None:
 
 
 def _retry_briefly(client: Any) -> None:
-    if client.host in _LOCAL_HOSTS:
+    if client.host in LOCAL_HOSTS:
         from pyspark.sql.connect.client.retries import DefaultPolicy
 
         client.set_retry_policies([DefaultPolicy(max_retries=_LOCAL_RETRIES)])

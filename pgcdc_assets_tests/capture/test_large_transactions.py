@@ -30,7 +30,6 @@ LARGE_ROW = "insert into t values (1, repeat(md5('x'), 6250000))"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("wire")
 @pytest.mark.parametrize(
     ("rows", "timeout"),
@@ -55,7 +54,6 @@ def test_a_large_transaction_completes_under_a_short_sender_timeout(
 
 
 @pytest.mark.every_pg
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("rows", "subtransactions"),
     [

@@ -8,7 +8,7 @@ import pytest
 from pgcdc_assets.errors import DefiniteError
 from pgcdc_assets_tests.support.captures import Capturing
 
-pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
 
 @pytest.mark.sampled

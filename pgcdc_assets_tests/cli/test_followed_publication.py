@@ -60,7 +60,6 @@ def loaded() -> LoadedCapture:
 
 
 @pytest.mark.sampled
-@pytest.mark.timeout(600)
 def test_sync_follows_a_publication_for_all_tables(
     sync: Callable[..., int],
     database: Database,

@@ -146,7 +146,6 @@ MERGE = ("after_columns_added", "after_merge_step")
 
 
 @pytest.mark.sampled
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("failpoints", "ddl"),
     [
@@ -193,7 +192,6 @@ def await_stop(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.sampled
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("is_killed", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_a_second_run_waits_for_the_first_one(
     command: Command,
@@ -226,7 +224,6 @@ def test_a_second_run_waits_for_the_first_one(
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(900)
 def test_a_second_lake_of_the_same_source_is_not_disturbed(
     command: Command,
     database: Database,

@@ -71,7 +71,6 @@ def run_demo(clone: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.timeout(900)
 def test_the_demo_ends_with_equal_tables(clone: Path, spark: SparkSession) -> None:
     first = run_demo(clone)
     assert first.returncode == 0, first.stdout + first.stderr
@@ -83,7 +82,6 @@ def test_the_demo_ends_with_equal_tables(clone: Path, spark: SparkSession) -> No
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("object_store")
 def test_the_demo_with_a_lake_in_an_s3_store_ends_with_equal_tables(clone: Path) -> None:
     first = run_demo(clone, "--lake", "s3")
@@ -120,7 +118,6 @@ def test_the_demo_continues_with_its_tables_and_finds_a_planted_difference(
 
 
 @pytest.mark.sampled
-@pytest.mark.timeout(600)
 def test_dev_serves_the_ui_with_running_sensors_and_ends_at_one_sigint(
     clone: Path,
 ) -> None:

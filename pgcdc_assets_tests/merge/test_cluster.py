@@ -139,7 +139,6 @@ def _lost_tasks(events: Path, begin: float, end: float) -> dict[str, int]:
 
 @pytest.mark.spark
 @pytest.mark.soak
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ON_CLUSTER)
 def test_a_merge_that_loses_executors_loses_and_repeats_nothing(
     kind: str, s3_lake: Lake, tmp_path: Path

@@ -57,7 +57,6 @@ def read_by_delta_rs(kind: str, zone: RawZone) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.sampled
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", KINDS)
 def test_short_faults_lose_and_repeat_nothing_and_the_table_is_maintained(
     kind: str, store_zone: RawZone, merges: StoreMerges, store_proxy: StoreProxy
@@ -167,7 +166,6 @@ def test_a_rebuild_without_the_store_leaves_the_table_and_is_repeated(
 
 
 @pytest.mark.sampled
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rebuild_whose_answer_is_lost_is_committed_once(
     kind: str, store_zone: RawZone, merges: StoreMerges, store_proxy: StoreProxy
@@ -194,7 +192,6 @@ def test_a_rebuild_whose_answer_is_lost_is_committed_once(
 
 
 @pytest.mark.sampled
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["history"])
 def test_a_damaged_log_is_replaced_by_one_conditional_commit(
     kind: str, store_zone: RawZone, merges: StoreMerges, store_proxy: StoreProxy

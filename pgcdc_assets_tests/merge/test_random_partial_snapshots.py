@@ -72,7 +72,6 @@ def changed_at(pipeline: Pipeline, taken: Sequence[SnapshotReport]) -> set[tuple
 
 
 @pytest.mark.sampled
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("identity", "rounds"),
     [

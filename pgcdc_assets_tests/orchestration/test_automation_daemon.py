@@ -15,7 +15,7 @@ from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 from pgcdc_assets_tests.support.orchestration.daemon import SECONDS, running_daemon
 from pgcdc_assets_tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.soak, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.soak]
 
 A, B = (dg.AssetKey([NAME, "scd1", "public", table]) for table in "ab")
 

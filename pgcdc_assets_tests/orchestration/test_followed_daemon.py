@@ -72,7 +72,6 @@ def running(module: Path, folder: Path) -> Iterator[None]:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(900)
 def test_the_sensor_reloads_the_code_location(
     database: Database, lake: Lake, instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
@@ -95,7 +94,6 @@ def test_the_sensor_reloads_the_code_location(
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(900)
 def test_a_change_without_a_row_is_noticed_within_a_minute(
     database: Database, lake: Lake, instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 from pgcdc_assets_tests.support.orchestration.daemon import SECONDS, Daemon, running_daemon
 from pgcdc_assets_tests.support.waits import wait_until
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.soak, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.soak]
 
 ASSETS = [[NAME, "raw"], [NAME, "snapshot"], *([NAME, "scd1", "public", t] for t in "ab")]
 

@@ -155,7 +155,6 @@ def run(
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(900)
 def test_tables_follow_random_schema_changes(run: Run, spark: SparkSession) -> None:
     """C10, C11, E3, E5, F1 to F11."""
     run.sync()

@@ -308,11 +308,13 @@ def test_a_gap_of_the_publication_is_found_without_confirming_a_change(
     with query_connection(database.settings(), "test") as conn:
 
         def has_gap(publication: str = name, limit: str = "10min") -> bool:
-            with conn.cursor() as cursor:
-                cursor.execute("reset statement_timeout")
             status = read_slot_status(conn, slot)
             assert status is not None
-            return has_publication_gap(conn, status, publication, limit)
+            found = has_publication_gap(conn, status, publication, limit)
+            with conn.cursor() as cursor:
+                cursor.execute("show statement_timeout")
+                assert cursor.fetchone() == ("30s",)
+            return found
 
         def change(*statements: str) -> None:
             database.transaction("set local synchronous_commit = on", *statements)

@@ -17,7 +17,7 @@ from pgcdc_assets_tests.support.maven import download_jar
 from pgcdc_assets_tests.support.registering_session import register_in_process
 from pgcdc_assets_tests.support.spark import CONF
 
-pytestmark = [pytest.mark.spark, pytest.mark.soak, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.soak]
 
 _DRIVER = ("org.postgresql", "postgresql", "42.7.14")
 _USER = "metastore"

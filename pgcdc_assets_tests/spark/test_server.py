@@ -210,7 +210,6 @@ def test_the_server_is_local_and_refuses_clients_without_a_token(
 
 @pytest.mark.soak
 @pytest.mark.postgres
-@pytest.mark.timeout(600)
 def test_sync_merges_on_the_running_server_and_the_tables_equal_the_source(
     clone: Clone, database18: Database
 ) -> None:

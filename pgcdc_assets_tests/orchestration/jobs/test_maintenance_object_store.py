@@ -26,7 +26,6 @@ _WEEKS = 15 * 24 * 3600
 
 @pytest.mark.spark
 @pytest.mark.soak
-@pytest.mark.timeout(900)
 def test_the_daily_job_deletes_what_expired_and_compacts_the_rest(
     s3_lake: Lake, object_store: ObjectStore, store_proxy: StoreProxy
 ) -> None:

@@ -19,7 +19,6 @@ pytestmark = [
     pytest.mark.postgres,
     pytest.mark.spark,
     pytest.mark.slow,
-    pytest.mark.timeout(900),
 ]
 
 _ALL = "insert, update, delete, truncate"

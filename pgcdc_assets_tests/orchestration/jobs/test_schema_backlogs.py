@@ -254,7 +254,6 @@ def test_one_sync_is_right_where_the_stream_is_not_enough(
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(900)
 def test_one_sync_follows_a_backlog_of_every_kind(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:

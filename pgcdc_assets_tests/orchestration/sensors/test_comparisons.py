@@ -78,7 +78,6 @@ def test_a_table_that_cannot_be_compared_gets_a_snapshot(orchestrated: Orchestra
 
 @pytest.mark.soak
 @pytest.mark.spark
-@pytest.mark.timeout(900)
 def test_a_running_dagster_heals_a_wider_type_with_using(
     orchestrated: Orchestrated, tmp_path: Path
 ) -> None:

@@ -1,0 +1,51 @@
+"""Addresses of Spark: of a Connect server, and of the machines of a cluster."""
+
+from __future__ import annotations
+
+import socket
+from urllib.parse import urlsplit
+
+import psutil
+
+from pgcdc_assets.errors import TransientError
+
+DEFAULT_PORT = 15002
+LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+_LOCAL_SECONDS = 5
+
+
+def shown(remote: str) -> str:
+    """Return a server's address without its parameters, which may contain a secret."""
+    return remote.partition("/;")[0]
+
+
+def is_on_this_machine(remote: str) -> bool:
+    """Return whether a server's address is an address of this machine."""
+    host = urlsplit(shown(remote)).hostname or ""
+    if host in LOCAL_HOSTS:
+        return True
+    own = {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
+    try:
+        return any(found[4][0] in own for found in socket.getaddrinfo(host, None))
+    except OSError:
+        return False
+
+
+def check_listens(remote: str) -> None:
+    """Check that a local server accepts connections. Servers on other machines are not checked.
+
+    Raises:
+        TransientError: the server does not.
+    """
+    place = urlsplit(shown(remote))
+    host = place.hostname or ""
+    if host not in LOCAL_HOSTS:
+        return
+    try:
+        with socket.create_connection((host, place.port or DEFAULT_PORT), _LOCAL_SECONDS):
+            return
+    except OSError as error:
+        raise TransientError(
+            reason=f"No Spark server listens at {shown(remote)} ({error.strerror}). Check that the "
+            "server runs, and run it again"
+        ) from error
