@@ -159,6 +159,14 @@ def build_parser() -> argparse.ArgumentParser:
     _wait_option(resnapshot)
     _module_option(resnapshot)
 
+    upkeep = _command(
+        commands,
+        "upkeep",
+        "compact small files, and delete replaced files and expired data, as the daily job of "
+        "Dagster's daemon does",
+    )
+    _capture_options(upkeep)
+
     spark = _command(
         commands,
         "spark",

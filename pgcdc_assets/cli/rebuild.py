@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from pgcdc_assets.cli.jobs import run_job
 from pgcdc_assets.cli.tables import print_table
 
 _HEADER = ("table", "rebuilt through", "was at", "changes", "rows", "seconds")
@@ -26,7 +27,6 @@ def run(options: argparse.Namespace) -> int:
     from pgcdc_assets.orchestration.names import Names
     from pgcdc_assets.orchestration.project.code_location import load_location
     from pgcdc_assets.orchestration.project.home import open_instance
-    from pgcdc_assets.orchestration.runs.claims import PROCESS_TAG, process_tag
     from pgcdc_assets.orchestration.runs.errors import error_of_run
 
     location = load_location(options.module)
@@ -38,14 +38,11 @@ def run(options: argparse.Namespace) -> int:
     config = {"tables": options.tables, "through": options.through}
     with open_instance() as instance:
         loaded.spark.session(loaded.lake.lake())
-        result = location.repository.get_job(Names.of(capture).rebuild_job).execute_in_process(
-            run_config={
-                "ops": {rebuild_op_name(capture): {"config": config}},
-                "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
-            },
-            instance=instance,
-            tags={PROCESS_TAG: process_tag()},
-            raise_on_error=False,
+        result = run_job(
+            instance,
+            location,
+            Names.of(capture).rebuild_job,
+            {rebuild_op_name(capture): {"config": config}},
         )
     rows = []
     for event in result.get_asset_observation_events():

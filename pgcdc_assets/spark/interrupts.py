@@ -14,15 +14,14 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from py4j.clientserver import ClientServerConnection, JavaClient
-from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
 _SECONDS_TO_END = 10.0
-_SECONDS_BETWEEN = 0.2
+_MILLISECONDS_BETWEEN = 200
 
 
 class _CtrlC(BaseException):
@@ -94,12 +93,13 @@ def _end_jobs(client: JavaClient, waiting: ClientServerConnection | None) -> Non
     if context is None or context._gateway._gateway_client is not client:
         return
     deadline = time.monotonic() + _SECONDS_TO_END
-    while time.monotonic() < deadline:
-        try:
+    # Another error must not replace the interrupt: the JVM or the connection may have ended.
+    with suppress(Exception):
+        while time.monotonic() < deadline:
             context.cancelAllJobs()
-        except (Py4JError, OSError):
-            return
-        if waiting is None or waiting.socket is None:
-            return
-        if select.select([waiting.socket], [], [], _SECONDS_BETWEEN)[0]:
-            return
+            if waiting is None or waiting.socket is None:
+                return
+            answer = select.poll()
+            answer.register(waiting.socket, select.POLLIN)
+            if answer.poll(_MILLISECONDS_BETWEEN):
+                return

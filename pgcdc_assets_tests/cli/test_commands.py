@@ -61,7 +61,10 @@ def pgcdc(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 
 @pytest.mark.parametrize(
     "command",
-    ["", "check", "init", "sync", "status", "verify", "rebuild", "renew", "resnapshot", "spark"],
+    [
+        *("", "check", "init", "sync", "status", "verify", "rebuild", "renew", "resnapshot"),
+        *("upkeep", "spark"),
+    ],
 )
 def test_help_lists_the_commands(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -166,7 +169,7 @@ def test_a_malformed_connection_string_is_a_configuration_error(
     assert "secret" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["check", "sync", "status", "verify"])
+@pytest.mark.parametrize("command", ["check", "sync", "status", "upkeep", "verify"])
 def test_the_error_names_an_unknown_capture_and_the_known_captures(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
