@@ -28,6 +28,16 @@ SUMMARY: Mapping[str, Sequence[tuple[str, str, str]]] = {
             "`pg_recvlogical` to a file",
         ),
         ("capture_cpu_tls_vs_tcp", "CPU of the same over TLS", "over TCP"),
+        (
+            "capture_cpu_tls_vs_pg_recvlogical",
+            "CPU of the same over TLS",
+            "`pg_recvlogical` to a file",
+        ),
+        (
+            "unix_socket_stream_alone_vs_walsender",
+            "reading a stream over a Unix socket, without landing",
+            "the server's time",
+        ),
         ("capture_peak_memory", "peak memory of capture", "limit"),
         (
             "capture_beside_open_transaction",

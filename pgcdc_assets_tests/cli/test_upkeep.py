@@ -71,7 +71,8 @@ def test_upkeep_needs_no_source_and_a_failed_capture_does_not_stop_the_next(
     for entry in log.iterdir():
         entry.write_text("{")
     assert main(["upkeep", "-m", module]) == 4
-    printed = capsys.readouterr()
-    assert "first: public.t: " in printed.err
-    assert printed.out.startswith("second: ")
+    ended = capsys.readouterr()
+    assert ended.err.startswith("pgcdc: first: Not maintained: public.t. ")
+    assert ended.err.endswith("pgcdc rebuild first\n")
+    assert ended.out.startswith("second: ")
     assert _unsaved(lake, "first") == 0
