@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from pgcdc_assets.cli.jobs import run_job
 from pgcdc_assets.cli.tables import print_table
 
 _HEADER = ("table", "rebuilt through", "was at", "changes", "rows", "seconds")
@@ -23,10 +22,12 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         PgcdcError: the error of the run; tables that the error does not name are rebuilt.
     """
+    from pgcdc_assets.orchestration.jobs.in_process import run_in_process
     from pgcdc_assets.orchestration.jobs.rebuild import parse_lsn, rebuild_op_name
     from pgcdc_assets.orchestration.names import Names
     from pgcdc_assets.orchestration.project.code_location import load_location
     from pgcdc_assets.orchestration.project.home import open_instance
+    from pgcdc_assets.orchestration.runs.claims import PROCESS_TAG, process_tag
     from pgcdc_assets.orchestration.runs.errors import error_of_run
 
     location = load_location(options.module)
@@ -38,11 +39,11 @@ def run(options: argparse.Namespace) -> int:
     config = {"tables": options.tables, "through": options.through}
     with open_instance() as instance:
         loaded.spark.session(loaded.lake.lake())
-        result = run_job(
+        result = run_in_process(
+            location.repository.get_job(Names.of(capture).rebuild_job),
             instance,
-            location,
-            Names.of(capture).rebuild_job,
-            {rebuild_op_name(capture): {"config": config}},
+            {PROCESS_TAG: process_tag()},
+            ops={rebuild_op_name(capture): {"config": config}},
         )
     rows = []
     for event in result.get_asset_observation_events():

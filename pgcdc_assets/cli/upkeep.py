@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import time
 
-from pgcdc_assets.cli.jobs import run_job
 from pgcdc_assets.cli.output import complain
 from pgcdc_assets.errors import PgcdcError
 
@@ -18,9 +17,11 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         PgcdcError: the error of the only capture.
     """
+    from pgcdc_assets.orchestration.jobs.in_process import run_in_process
     from pgcdc_assets.orchestration.names import Names
     from pgcdc_assets.orchestration.project.code_location import load_location
     from pgcdc_assets.orchestration.project.home import open_instance
+    from pgcdc_assets.orchestration.runs.claims import PROCESS_TAG, process_tag
     from pgcdc_assets.orchestration.runs.errors import error_of_run
 
     location = load_location(options.module)
@@ -29,7 +30,8 @@ def run(options: argparse.Namespace) -> int:
     with open_instance() as instance:
         for loaded in captures:
             name, started = loaded.capture.name, time.monotonic()
-            result = run_job(instance, location, Names.of(loaded.capture).maintenance_job)
+            job = location.repository.get_job(Names.of(loaded.capture).maintenance_job)
+            result = run_in_process(job, instance, {PROCESS_TAG: process_tag()})
             if not result.success:
                 error = error_of_run(result)
                 if len(captures) == 1:

@@ -22,6 +22,7 @@ from pgcdc_assets.activity import activity
 from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.orchestration.checks.source_tables import find_declared_moves
+from pgcdc_assets.orchestration.jobs.in_process import run_in_process
 from pgcdc_assets.orchestration.jobs.requested_job import requested_job
 from pgcdc_assets.orchestration.jobs.sync_comparisons import compare_uncertain_tables
 from pgcdc_assets.orchestration.jobs.sync_messages import find_message_requests
@@ -332,13 +333,8 @@ class _Sync:
             tags["dagster/run_key"] = request.run_key
         part = job_name.removeprefix(f"{self.name}_")
         with self._timed(part), writing_heartbeat(self.instance, run_id):
-            result = requested_job(self.repository, job_name, request).execute_in_process(
-                run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
-                instance=self.instance,
-                run_id=run_id,
-                tags=tags,
-                raise_on_error=False,
-            )
+            job = requested_job(self.repository, job_name, request)
+            result = run_in_process(job, self.instance, tags, run_id=run_id)
         self.report.run_ids.append(result.run_id)
         self._note(part, result)
         return result
