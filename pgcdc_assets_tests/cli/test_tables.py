@@ -20,12 +20,11 @@ from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.tables.state import table_path
-from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.database import NOWHERE, Database
 from pgcdc_assets_tests.support.orchestration.location import Locations
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
 
-NOWHERE = "postgresql://nobody@127.0.0.1:1/nowhere"
 MODULE = """
 from pgcdc_assets import CdcCapture, CdcTable, build_cdc_definitions
 

@@ -12,7 +12,7 @@ from pgcdc_assets.cli import main
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.state import table_path
-from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.database import NOWHERE, Database
 from pgcdc_assets_tests.support.orchestration.location import Locations
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
@@ -52,7 +52,7 @@ def test_upkeep_needs_no_source_and_a_failed_capture_does_not_stop_the_next(
     lake = Lake(str(tmp_path / "lake"))
     assert main(["sync", "-m", module]) == 0
     assert _unsaved(lake, "first") > 0 < _unsaved(lake, "second")
-    monkeypatch.setenv("PGCDC_DSN", "postgresql://nobody@127.0.0.1:1/nowhere")
+    monkeypatch.setenv("PGCDC_DSN", NOWHERE)
 
     # Two at once wait for each other.
     command = [sys.executable, "-m", "pgcdc_assets.cli", "upkeep", "-m", module, "--name", "second"]

@@ -19,6 +19,9 @@ from pgcdc_assets_tests.support.waits import wait_until
 if TYPE_CHECKING:
     from pgcdc_assets.postgres.connection import ConnectionSettings
 
+# No server listens there.
+NOWHERE = "postgresql://reader@127.0.0.1:1/nowhere"
+
 
 class Database:
     """A database of a test server."""
