@@ -43,6 +43,10 @@ __all__ = [
 # Size of a running-transactions record (xl_running_xacts) with a few hundred transactions.
 _NEW_BYTES = 1024
 
+# The server lists the slots and the processes one after the other: a walsender that ends or begins
+# in between holds the slot and has no row in pg_stat_activity. Another read agrees with itself.
+_STATUS_READS = 3
+
 # PG 16 calls each lost slot conflicting (pg_get_replication_slots in src/backend/replication/
 # slotfuncs.c). Only the loss of WAL removes restart_lsn (InvalidatePossiblyObsoleteSlot in slot.c).
 _STATUS = f"""
@@ -62,7 +66,8 @@ select s.slot_name, s.plugin, s.slot_type, s.database, s.temporary, s.active_pid
        coalesce((to_jsonb(s) ->> 'synced')::bool, false),
        coalesce((to_jsonb(s) ->> 'failover')::bool, false),
        d.total_txns, d.stats_reset is not null,
-       w.stats_reset > pg_postmaster_start_time()
+       w.stats_reset > pg_postmaster_start_time(),
+       s.active_pid is null or a.pid is not null
   from (select {CURRENT_LSN_SQL} as current_lsn, pg_is_in_recovery() as in_recovery) c,
        pg_stat_bgwriter w, pg_replication_slots s
   left join pg_stat_replication_slots d on d.slot_name = s.slot_name
@@ -103,7 +108,7 @@ class SlotStatus:
     Attributes:
         active_pid: the walsender that reads the slot now; None for an inactive slot.
         active_application_name: application_name of this walsender; `another role` if the
-            connection may not see the name.
+            connection may not see the name, or pg_stat_activity has no row of the walsender.
         restart_lsn: oldest WAL the slot keeps.
         confirmed_flush_lsn: where decoding resumes.
         safe_wal_size: WAL bytes that the server can write before the slot may be lost; None
@@ -209,10 +214,13 @@ class ServerIdentity:
 
 
 def read_slot_status(conn: Connection, slot: str) -> SlotStatus | None:
-    """Return a slot's status, read in one round trip; None if the slot does not exist."""
+    """Return a slot's status, read in one statement; None if the slot does not exist."""
     with conn.cursor() as cursor:
-        cursor.execute(_STATUS, (slot,))
-        row = cursor.fetchone()
+        for _ in range(_STATUS_READS):
+            cursor.execute(_STATUS, (slot,))
+            row = cursor.fetchone()
+            if row is None or row[-1]:
+                break
     if row is None:
         return None
     confirmed, current = _lsn(row[8]), Lsn.parse(row[14])

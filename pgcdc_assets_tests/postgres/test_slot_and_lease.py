@@ -159,6 +159,49 @@ def test_another_program_on_the_slot_is_named_and_not_terminated(
         assert status.active_pid == pid
 
 
+# Hides the walsenders of the database from as many reads of pg_stat_activity as given.
+_LATE_PROCESSES = """
+create schema late;
+create sequence late.reads;
+create view late.pg_stat_activity as
+  select a.*
+    from (select nextval('late.reads') as number offset 0) r
+    join pg_catalog.pg_stat_activity a
+      on a.backend_type <> 'walsender' or a.datname <> current_database() or r.number > {hidden};
+"""
+
+
+@pytest.mark.every_pg
+@pytest.mark.parametrize(
+    ("hidden", "name"), [(1, "pgcdc capture shop"), (2, "pgcdc capture shop"), (9, "another role")]
+)
+def test_a_walsender_that_began_after_the_processes_were_read_is_named(
+    database: Database, slot: str, hidden: int, name: str
+) -> None:
+    """Postgres reads the slots and the processes one after the other."""
+    database.execute(_LATE_PROCESSES.format(hidden=hidden))
+    with (
+        _walsender(database, slot) as pid,
+        query_connection(database.settings("shop"), "capture") as conn,
+    ):
+        conn.cursor().execute("set search_path = late, pg_catalog")
+        status = read_slot_status(conn, slot)
+        assert status is not None
+        assert (status.active_pid, status.active_application_name) == (pid, name)
+
+
+@pytest.mark.every_pg
+def test_a_stale_walsender_without_a_row_at_the_first_read_is_terminated(
+    database: Database, slot: str
+) -> None:
+    """B4: it is not taken for another program."""
+    database.execute(_LATE_PROCESSES.format(hidden=1))
+    with query_connection(database.settings("shop"), "capture") as conn:
+        conn.cursor().execute("set search_path = late, pg_catalog")
+        with _walsender(database, slot) as pid:
+            assert wait_or_terminate_stale_walsender(conn, slot, 0.1) == pid
+
+
 @pytest.mark.every_pg
 def test_an_open_transaction_that_blocks_the_slot_is_named(database: Database) -> None:
     """B7: the error comes after the time limit, and no incomplete slot remains."""
