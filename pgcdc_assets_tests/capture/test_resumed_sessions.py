@@ -139,7 +139,7 @@ def test_a_session_continues_after_restarts_of_the_server(
             assert session.land(capturing.window()).row_count == 1
             began = time.monotonic()
             own_server.stop(mode)
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - began < 30
             own_server.start()
         database.execute("insert into t values (2)")
         assert session.land(capturing.window()).row_count == 1

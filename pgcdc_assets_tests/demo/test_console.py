@@ -49,7 +49,7 @@ def test_progress_continues_after_an_error_of_its_description(
 
     with print_progress(describe, every_seconds=0.01):
         for _ in range(3):
-            assert asked.acquire(timeout=30)
+            assert asked.acquire(timeout=120)
     assert "no news (OSError)" in capsys.readouterr().out
 
 

@@ -111,7 +111,7 @@ def test_the_child_process_ends_at_sigterm_and_reports_its_work(shop_database: D
     try:
         wait_until(lambda: connection_count(shop_database) == 4, "four connections")
         child.send_signal(signal.SIGTERM)
-        output, _ = child.communicate(timeout=30)
+        output, _ = child.communicate(timeout=120)
     finally:
         child.kill()
     assert child.returncode == 0

@@ -188,7 +188,7 @@ def test_an_idle_run_ends(continuing: Orchestrated) -> None:
     looks: list[float] = []
     began = time.monotonic()
     assert following(continuing, started(continuing), 0.5).find(lambda: looks.append(0)) is None
-    assert 0.4 < time.monotonic() - began < 5
+    assert 0.4 < time.monotonic() - began < 30
     assert len(looks) > 1
 
 

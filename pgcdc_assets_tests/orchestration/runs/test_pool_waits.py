@@ -114,7 +114,7 @@ def test_a_terminated_run_does_not_wait_for_the_pool(
         waiting.send_signal(signal.SIGTERM)
     else:
         instance.report_run_canceled(instance.get_runs()[0])
-    out, error = waiting.communicate(timeout=20)
+    out, error = waiting.communicate(timeout=120)
     assert out.split() == ["CANCELED"], out + error
     assert "Traceback" not in error
     assert pending(instance) == [], "the next run does not wait for a run that has ended"

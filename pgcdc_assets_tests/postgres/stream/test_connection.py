@@ -77,7 +77,7 @@ def test_a_silent_connection_is_lost_after_the_limit(capturing: Capturing, proxy
         )
         proxy.stall()
         capturing.database.execute("insert into t values (1)")
-        wait_until(lambda: outcome.error, "the watchdog", limit_seconds=15)
+        wait_until(lambda: outcome.error, "the watchdog", limit_seconds=60)
     proxy.cut()
 
     assert isinstance(outcome.error, ConnectionLost)
@@ -159,7 +159,7 @@ def test_a_fast_shutdown_does_not_wait_for_the_capture(
         began = time.monotonic()
         own_server.stop("fast")
         # Without a reaction of the capture, the walsender ends after one minute.
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 30
     own_server.start()
 
     assert isinstance(outcome.error, ConnectionLost)
