@@ -4,9 +4,10 @@ The probe is a process of its own: the process that starts a server does not loa
 not hang on a server that accepts connections without a reply. The probe reads the server's address
 from standard input, because the address contains a token and other users can read a command line.
 
-The probe writes and reads a small Delta table, which tests Spark, Delta and the folder. The server
-also loads many classes that the first merge needs. At the end the probe remembers the jars that the
-server has resolved, for the next start.
+On one machine the probe writes and reads a small Delta table, which tests Spark, Delta and the
+folder. The server also loads many classes that the first merge needs. The executors of a cluster do
+not see the folder: there the probe computes on an executor, and loads Delta's catalog. At the end
+the probe remembers the jars that the server has resolved, for the next start.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 from pyspark.sql.connect.session import SparkSession
 
-from pgcdc_assets.spark.jars import remember_jars
+from pgcdc_assets.spark.jars import MASTER, is_one_machine, remember_jars
 from pgcdc_assets.spark.sql import delta_table
 
 _POLL_SECONDS = 0.1
@@ -35,7 +36,10 @@ def main() -> None:
     _wait_for_port(request["port"])
     session = SparkSession.builder.remote(request["remote"]).create()
     try:
-        _write_and_read(session, f"{request['folder']}/probe")
+        if is_one_machine(request["conf"][MASTER]):
+            _write_and_read(session, f"{request['folder']}/probe")
+        else:
+            _compute(session)
         remember_jars(request["conf"], session.conf.get("spark.jars", "") or "")
     finally:
         session.stop()
@@ -60,6 +64,14 @@ def _write_and_read(session: SparkSession, path: str) -> None:
     read = session.sql(f"SELECT id FROM {delta_table(path)}").collect()
     if len(read) != 3:
         raise RuntimeError(f"three rows were written, but {len(read)} rows were read")
+
+
+def _compute(session: SparkSession) -> None:
+    # Spark loads the class of its catalog when the catalog is first used.
+    session.sql("SHOW CURRENT NAMESPACE").collect()
+    rows = session.range(3).collect()
+    if len(rows) != 3:
+        raise RuntimeError(f"three rows were computed, but {len(rows)} rows were read")
 
 
 if __name__ == "__main__":

@@ -200,8 +200,8 @@ class SparkServer:
                 probe.wait()
         if probe.returncode != 0:
             raise ConfigurationError(
-                reason="The Spark server runs, but no Delta table can be written: "
-                f"{self._error_line()}. Its log is {self.log_file}"
+                reason=f"The Spark server runs, but its test query failed: {self._error_line()}. "
+                f"Its log is {self.log_file}"
             )
         return None
 

@@ -208,6 +208,25 @@ def test_the_server_is_local_and_refuses_clients_without_a_token(
         other.stop()
 
 
+@pytest.mark.parametrize(("master", "status"), [("spark://master:7077", 0), ("local[2]", 1)])
+def test_the_test_query_of_a_cluster_needs_no_folder_of_this_machine(
+    clone: Clone, tmp_path: Path, master: str, status: int
+) -> None:
+    running = clone.running()
+    (tmp_path / "file").touch()
+    request = {
+        "remote": running.remote,
+        "port": running.port,
+        "folder": str(tmp_path / "file"),
+        "conf": {"spark.master": master},
+    }
+    probe = [sys.executable, "-m", "pgcdc_assets.spark.readiness_probe"]
+    done = subprocess.run(
+        probe, input=json.dumps(request), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status, done.stderr
+
+
 @pytest.mark.soak
 @pytest.mark.postgres
 def test_sync_merges_on_the_running_server_and_the_tables_equal_the_source(
