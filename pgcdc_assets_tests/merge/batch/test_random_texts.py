@@ -225,3 +225,32 @@ def test_each_step_of_few_changes_is_exact(
         landing.land(*([change] for change in steps[start : start + size]))
         report = _merge(landing, CdcTable("shop", "items", scd=(scd,)))
         (_check_image if scd == 1 else _check_history)(report, expected)
+
+
+@pytest.mark.parametrize("scd", [1, 2])
+def test_changes_of_two_versions_of_a_table_are_merged_together(zone: RawZone, scd: int) -> None:
+    """D9: REPLICA IDENTITY FULL for a while. The step ends with the version that is recorded."""
+    columns = [column(name, "text") for name in _NAMES]
+    landing = Landing(zone, [relation(*columns, key=KEY, identity=each) for each in "df"])
+    landing.begin([_A, _B, _C])
+    expected = _Images(key=(0, 1)) if scd == 1 else Versions(key=(0, 1))
+    expected.copy([_A, _B, _C], landing.lsn)
+    landing.land()
+    target = CdcTable("shop", "items", scd=(scd,))
+    _merge(landing, target)
+    whole: dict[str, Any] = {"old_kind": "O", "version": 2}
+    changed = (*_A[:4], "changed")
+    steps = [
+        update(*changed, unchanged=(2,)),
+        update(*_B[:4], "changed", old=_B, unchanged=(2, 3), **whole),
+        update(*_D, old=changed, **whole),
+        delete(*_C, **whole),
+        insert(*_C, version=2),
+        update(*_A, old=(*_D[:2], None, None, None)),
+        update(*changed),
+    ]
+    for number, change in enumerate(steps):
+        expected.apply([change], landing.lsn + 0x10 * number)
+    landing.land(*([change] for change in steps))
+    report = _merge(landing, target)
+    (_check_image if scd == 1 else _check_history)(report, expected)
