@@ -227,6 +227,28 @@ def test_each_step_of_few_changes_is_exact(
         (_check_image if scd == 1 else _check_history)(report, expected)
 
 
+def test_whole_old_rows_of_two_versions_of_a_table_are_merged_together(zone: RawZone) -> None:
+    """D9: REPLICA IDENTITY DEFAULT for a while, in which the table has inserts only."""
+    columns = [column(name, "text") for name in _NAMES]
+    landing = Landing(zone, [relation(*columns, key=KEY, identity=each) for each in "fd"])
+    landing.begin([_A, _B])
+    expected = _Images(key=(0, 1))
+    expected.copy([_A, _B], landing.lsn)
+    landing.land()
+    _merge(landing, CdcTable("shop", "items"))
+    steps = [
+        delete(*_A, old_kind="O"),
+        insert(*_A, version=2),
+        insert(*_C, version=2),
+        delete(*_A, old_kind="O"),
+        update(*_D, old=_C, old_kind="O"),
+    ]
+    for number, change in enumerate(steps):
+        expected.apply([change], landing.lsn + 0x10 * number)
+    landing.land(*([change] for change in steps))
+    _check_image(_merge(landing, CdcTable("shop", "items")), expected)
+
+
 @pytest.mark.parametrize("scd", [1, 2])
 def test_changes_of_two_versions_of_a_table_are_merged_together(zone: RawZone, scd: int) -> None:
     """D9: REPLICA IDENTITY FULL for a while. The step ends with the version that is recorded."""
