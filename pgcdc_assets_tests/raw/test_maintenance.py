@@ -258,11 +258,11 @@ def test_a_checkpoint_forgets_removals_after_the_retention(
     zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise each opening of the table would read the replaced files of a week."""
-    monkeypatch.setattr(changes, "FILE_RETENTION", "interval 1 second")
+    monkeypatch.setattr(changes, "FILE_RETENTION", "interval 5 seconds")
     land_small_windows(zone, 6)
     rows = landed(zone)
     log = Path(zone.changes.table.uri, "_delta_log")
-    for start, pause, compacted, removals in ((1006, 0.0, 4, 4), (1007, 1.5, 0, 0)):
+    for start, pause, compacted, removals in ((1006, 0.0, 4, 4), (1007, 5.5, 0, 0)):
         time.sleep(pause)
         zone.changes.land(window(start, start + 1), [])
         report = maintain_raw_zone(zone, minimum_files=2, minimum_log_entries=0)
