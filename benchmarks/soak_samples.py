@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -115,12 +116,19 @@ def find_window_seconds(instance: dg.DagsterInstance, raw: dg.AssetKey) -> float
 
 
 def find_merge_seconds(table: Path) -> float | None:
-    """Return the median time between the newest commits to a small table, one for each merge.
+    """Return the median time between the newest merges of a small table, one commit for each.
 
-    Dagster does not have these times: a run that continues reports several merges together.
+    Dagster does not have these times: a run that continues reports several merges together. The
+    commits of OPTIMIZE and VACUUM have no watermark.
     """
     entries = sorted((table / LOG_FOLDER).glob("*.json"))[-_MERGES:]
-    return _median_gap(entry.stat().st_mtime for entry in entries)
+    times = []
+    for entry in entries:
+        # The maintenance deletes old entries at the same time.
+        with suppress(FileNotFoundError):
+            if b'"txn"' in entry.read_bytes():
+                times.append(entry.stat().st_mtime)
+    return _median_gap(times)
 
 
 def read_memory(roots: Iterable[int]) -> dict[str, float]:

@@ -38,6 +38,7 @@ _CURRENT = "partition._is_current"
 
 # Table features with plain Parquet files; files with deletion vectors are recognised separately.
 _PLAIN_FEATURES = frozenset({"deletionVectors", "timestampNtz"})
+_VARIANT = '"variant"'
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,9 @@ def _plain_files(table: DeltaTable, path: str, files: pa.Table) -> tuple[str, ..
     """Return the URIs of the files if their columns have the table's names and types."""
     protocol = table.protocol()
     features = set(protocol.reader_features or ())
+    if _VARIANT not in table.schema().to_json():
+        # delta-rs adds the feature to a table whose properties it sets.
+        features.discard("variantType")
     if protocol.min_reader_version == 2 or not features <= _PLAIN_FEATURES:
         return None
     return tuple(f"{path}/{file}" for file in files.column("path").to_pylist())

@@ -42,8 +42,11 @@ MOST_CHANGES = 50_000
 MOST_CHANGE_BYTES = 64 * 1024 * 1024
 MOST_TABLE_BYTES = 16 * 1024 * 1024
 
-# Table features that do not concern a writer of whole files.
-_FEATURES = frozenset({"appendOnly", "deletionVectors", "invariants", "timestampNtz"})
+# Table features that do not concern a writer of whole files. delta-rs adds `variantType` to a table
+# whose properties it sets. `has_known_types` leaves tables with such a column to Spark.
+_FEATURES = frozenset(
+    {"appendOnly", "deletionVectors", "invariants", "timestampNtz", "variantType"}
+)
 # The highest version of a writer without a list of features whose only features are among these.
 _PLAIN_WRITER = 2
 _CONSTRAINTS = ("delta.constraints.", "delta.generationExpression", "delta.invariants")

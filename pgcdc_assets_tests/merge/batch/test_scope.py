@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.verify.table_version import read_table_version
 from pgcdc_assets_tests.support.merge.history import (
     Landing,
     column,
@@ -75,3 +77,39 @@ def test_a_source_column_with_the_name_of_a_column_of_histories_is_null_in_older
     assert merges_by_spark(path) == by_spark
     found = spark.read.format("delta").load(path).collect()
     assert {row["id"]: row["_is_current"] for row in found} == {1: None, 2: True, 3: False}
+
+
+@pytest.mark.parametrize("scd", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "value", "is_left"),
+    [
+        ("delta.logRetentionDuration", "interval 30 days", False),
+        ("delta.enableChangeDataFeed", "true", True),
+    ],
+)
+def test_properties_that_the_owner_sets_by_delta_rs_leave_a_table_together(
+    spark: SparkSession,
+    zone: RawZone,
+    monkeypatch: pytest.MonkeyPatch,
+    scd: int,
+    name: str,
+    value: str,
+    is_left: bool,
+) -> None:
+    """delta-rs adds the feature variantType. A change feed needs Spark."""
+    merge_together(monkeypatch)
+    landing = Landing(zone, [relation(column("id"), column("v", "text"))])
+    landing.begin([["1", "a"], ["2", "b"]])
+    landing.land([])
+    target = CdcTable("shop", "items", scd=(scd,))
+    path = merge(spark, landing, target).path
+    DeltaTable(path).alter.set_table_properties({name: value})
+    assert "variantType" in (DeltaTable(path).protocol().reader_features or ())
+    landing.land([update("1", "changed"), delete("2", None), insert("3", "c")])
+    merge(spark, landing, target)
+    assert (merges_by_spark(path) > 0) is is_left
+    rows = spark.read.format("delta").load(path).where("true" if scd == 1 else "_is_current")
+    assert {(row["id"], row["v"]) for row in rows.collect()} == {(1, "changed"), (3, "c")}
+    pinned = read_table_version(zone, path, "shop.items", zone.epochs.all())
+    # The checks pass the files to Spark, past Delta.
+    assert pinned.files is not None
