@@ -18,6 +18,7 @@ from pgcdc_assets_tests.support.merge.history import (
     update,
 )
 from pgcdc_assets_tests.support.merge.one_table import merge
+from pgcdc_assets_tests.support.merge.small_tables import merge_by_spark
 
 pytestmark = pytest.mark.spark
 
@@ -48,7 +49,8 @@ def _moves() -> list[Change]:
 def test_forty_key_changes_of_a_row_need_few_jobs(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fold follows the key changes by pointer doubling, and not one after the other."""
+    """The fold of Spark follows the key changes by pointer doubling, not one after the other."""
+    merge_by_spark(monkeypatch)
     landing = Landing(
         zone, [relation(column("id"), column("doc", "text"), column("n"), key=("id",))]
     )
