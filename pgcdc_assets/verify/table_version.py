@@ -156,11 +156,11 @@ def read_pinned(session: SparkSession, pinned: TableVersion, *, is_small: bool) 
 def _plain_files(table: DeltaTable, path: str, files: pa.Table) -> tuple[str, ...] | None:
     """Return the URIs of the files if their columns have the table's names and types."""
     protocol = table.protocol()
-    features = set(protocol.reader_features or ())
-    if _VARIANT not in table.schema().to_json():
-        # delta-rs adds the feature to a table whose properties it sets.
-        features.discard("variantType")
-    if protocol.min_reader_version == 2 or not features <= _PLAIN_FEATURES:
+    further = set(protocol.reader_features or ()) - _PLAIN_FEATURES
+    # delta-rs adds the feature to a table whose properties it sets.
+    if further == {"variantType"} and _VARIANT not in table.schema().to_json():
+        further.clear()
+    if protocol.min_reader_version == 2 or further:
         return None
     return tuple(f"{path}/{file}" for file in files.column("path").to_pylist())
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets_tests.support.merge.history import (
     CLOCK,
+    Change,
     Landing,
     Version,
     Versions,
@@ -99,6 +100,13 @@ def _merges(
         landing.land(*transactions)
         if rng.random() < 0.6 or piece[-1] == TRANSACTIONS - 1:
             yield _merge(landing, target)
+
+
+def _land_each(landing: Landing, expected: Versions, changes: Sequence[Change]) -> None:
+    """Land a window with a transaction for each change."""
+    for number, change in enumerate(changes):
+        expected.apply([change], landing.lsn + 0x10 * number)
+    landing.land(*([change] for change in changes))
 
 
 def _merge(landing: Landing, target: CdcTable) -> MergeReport:
@@ -220,9 +228,7 @@ def test_each_step_of_few_changes_is_exact(
     landing.land()
     _merge(landing, CdcTable("shop", "items", scd=(scd,)))
     for start in range(0, len(steps), size):
-        for number, change in enumerate(steps[start : start + size]):
-            expected.apply([change], landing.lsn + 0x10 * number)
-        landing.land(*([change] for change in steps[start : start + size]))
+        _land_each(landing, expected, steps[start : start + size])
         report = _merge(landing, CdcTable("shop", "items", scd=(scd,)))
         (_check_image if scd == 1 else _check_history)(report, expected)
 
@@ -243,9 +249,7 @@ def test_whole_old_rows_of_two_versions_of_a_table_are_merged_together(zone: Raw
         delete(*_A, old_kind="O"),
         update(*_D, old=_C, old_kind="O"),
     ]
-    for number, change in enumerate(steps):
-        expected.apply([change], landing.lsn + 0x10 * number)
-    landing.land(*([change] for change in steps))
+    _land_each(landing, expected, steps)
     _check_image(_merge(landing, CdcTable("shop", "items")), expected)
 
 
@@ -271,8 +275,6 @@ def test_changes_of_two_versions_of_a_table_are_merged_together(zone: RawZone, s
         update(*_A, old=(*_D[:2], None, None, None)),
         update(*changed),
     ]
-    for number, change in enumerate(steps):
-        expected.apply([change], landing.lsn + 0x10 * number)
-    landing.land(*([change] for change in steps))
+    _land_each(landing, expected, steps)
     report = _merge(landing, target)
     (_check_image if scd == 1 else _check_history)(report, expected)
