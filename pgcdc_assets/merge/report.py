@@ -35,6 +35,8 @@ class MergeReport:
             replaced; empty without such changes.
         waits_for: the schema changes for whose snapshot the table waits at its watermark; empty if
             the table does not wait.
+        spark_reason: why Spark merged the table on its own; empty for a table that was merged
+            together with others, or had nothing to merge.
     """
 
     schema: str
@@ -57,6 +59,7 @@ class MergeReport:
     is_remade: bool = False
     left_out: str = ""
     waits_for: str = ""
+    spark_reason: str = ""
     source_name: TableName | None = None
     names: frozenset[TableName] = frozenset()
     version: int | None = None
@@ -84,6 +87,7 @@ class MergeReport:
             seconds=self.seconds + later.seconds,
             is_remade=self.is_remade,
             left_out=" ".join(filter(None, [self.left_out, later.left_out])),
+            spark_reason=later.spark_reason or self.spark_reason,
             source_name=later.source_name or self.source_name,
             names=self.names | later.names,
             has_committed=self.has_committed or later.has_committed,

@@ -103,9 +103,15 @@ def merge_tables(
 
 @dataclass(frozen=True)
 class _Begun:
-    """A step that Spark has to merge, and the report of the steps of its table before it."""
+    """A step that Spark has to merge.
+
+    Attributes:
+        reason: as of `LeftMerge`.
+        report: of the steps of the table before it.
+    """
 
     task: MergeTask
+    reason: str
     report: MergeReport | None = None
 
 
@@ -120,6 +126,12 @@ class _Merge:
 
     def run(self, spark: SparkSession, begun: _Begun) -> MergeReport | MergeFailure:
         """Merge one table in steps, each up to the limit or up to the next snapshot."""
+        outcome = self._run_steps(spark, begun)
+        if isinstance(outcome, MergeReport):
+            outcome = replace(outcome, spark_reason=begun.reason)
+        return outcome
+
+    def _run_steps(self, spark: SparkSession, begun: _Begun) -> MergeReport | MergeFailure:
         task = begun.task
         outcome = self._step(spark, task)
         if isinstance(outcome, MergeReport) and begun.report is not None:
@@ -215,7 +227,9 @@ def _merge_small_tables(
                 else:
                     reports[task.path] = outcome
                     following.append(planned)
-        rest += [_Begun(task, reports.pop(task.path, None)) for task in small.left]
+        rest += [
+            _Begun(left.task, left.reason, reports.pop(left.task.path, None)) for left in small.left
+        ]
         tasks = following
 
 

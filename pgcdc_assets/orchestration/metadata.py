@@ -189,6 +189,8 @@ def _merge_figures(report: MergeReport) -> dict[str, Any]:
         figures["made_again"] = _REMADE
     if report.left_out:
         figures["left_out"] = report.left_out
+    if report.spark_reason:
+        figures["merged_by_spark"] = report.spark_reason
     if report.snapshot_lsn is not None:
         figures["snapshot_lsn"] = str(report.snapshot_lsn)
     return figures

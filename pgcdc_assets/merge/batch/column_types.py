@@ -45,11 +45,6 @@ def arrow_type(ddl: str) -> pa.DataType:
     return found
 
 
-def has_known_types(schema: TableSchema) -> bool:
-    """Return whether this process can write all columns of a table."""
-    return all(find_arrow_type(field.type.ddl) is not None for field in schema.fields)
-
-
 def arrow_schema(schema: TableSchema) -> pa.Schema:
     """Return the columns of a table: those of the source, and the system columns."""
     columns = [(field.name, arrow_type(field.type.ddl)) for field in schema.fields]

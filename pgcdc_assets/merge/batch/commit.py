@@ -26,7 +26,7 @@ from deltalake.transaction import AddAction
 from pgcdc_assets import failpoints
 from pgcdc_assets.merge.batch.column_types import arrow_schema
 from pgcdc_assets.merge.batch.contents import Contents
-from pgcdc_assets.merge.batch.events import NotInScope
+from pgcdc_assets.merge.batch.left_to_spark import CommitConflict, NotInScope
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.merge.write import table_properties
 from pgcdc_assets.raw.delta_log import FOLDER, commit_path
@@ -52,10 +52,6 @@ MOST_ROW_BYTES = 64 * 1024 * 1024
 _BATCH_ROWS = 1024
 
 
-class CommitConflict(Exception):
-    """Another writer has committed to the table. Nothing of this step is visible."""
-
-
 def read_rows(zone: RawZone, state: ScdState, schema: TableSchema) -> pa.Table:
     """Read a table's rows, of a history the current versions, with the columns of a schema.
 
@@ -76,7 +72,7 @@ def read_rows(zone: RawZone, state: ScdState, schema: TableSchema) -> pa.Table:
             for batch in file.iter_batches(_BATCH_ROWS, use_threads=False):
                 size += batch.nbytes
                 if size > MOST_ROW_BYTES:
-                    raise NotInScope
+                    raise NotInScope(f"its rows have more than {MOST_ROW_BYTES:,} bytes in memory")
                 batches.append(batch)
             found = pa.Table.from_batches(batches, file.schema_arrow)
         columns = [

@@ -28,10 +28,6 @@ Numbers = npt.NDArray[np.int64]
 MOST_FILLED_BYTES = 64 * 1024 * 1024
 
 
-class NotInScope(Exception):
-    """The rows of a table need Spark. Nothing was written."""
-
-
 def build_events(changes: pa.Table, fold: Fold) -> pa.Table:
     """Turn inserts, updates and deletes into events, in any order.
 

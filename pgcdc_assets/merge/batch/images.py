@@ -7,7 +7,8 @@ import pyarrow as pa
 
 from pgcdc_assets.merge.batch.contents import Contents
 from pgcdc_assets.merge.batch.equal_values import Flags
-from pgcdc_assets.merge.batch.events import NotInScope, Numbers, last_of_each
+from pgcdc_assets.merge.batch.events import Numbers, last_of_each
+from pgcdc_assets.merge.batch.left_to_spark import NO_VALUE, NotInScope
 from pgcdc_assets.merge.batch.typed_rows import TypedRows, encode_rows, with_stored_values
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.tables.columns import LSN, ORDINAL
@@ -20,7 +21,7 @@ def fresh_contents(typed: TypedRows) -> Contents:
         NotInScope: a change leaves out a value.
     """
     if any(missing.any() for missing in typed.texts.unknown.values()):
-        raise NotInScope
+        raise NotInScope(NO_VALUE)
     rows = typed.rows.filter(pa.array(typed.texts.is_content))
     return Contents(rows, inserted=rows.num_rows)
 
@@ -46,7 +47,7 @@ def merge_contents(stored: pa.Table, typed: TypedRows, schema: TableSchema) -> C
     change = np.full(size, -1, np.int64)
     change[of_changes] = np.arange(count)
     if len(np.unique(of_changes)) < count:
-        raise NotInScope
+        raise NotInScope("two keys with different texts are equal as values")
     lsn, ordinal = _numbers(stored, LSN), _numbers(stored, ORDINAL)
     row = np.full(size, -1, np.int64)
     newest = last_of_each(of_stored, np.lexsort((ordinal, lsn)))

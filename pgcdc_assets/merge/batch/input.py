@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.merge.batch.left_to_spark import NotInScope
 from pgcdc_assets.merge.batch.scope import SmallMerge
 from pgcdc_assets.raw.scan import DataFile, data_files, scan, scan_changes
 from pgcdc_assets.raw.schema import CHANGES
@@ -24,8 +25,11 @@ _SCHEMA = pa.schema([CHANGES.field(name) for name in _COLUMNS])
 MOST_BYTES = 64 * 1024 * 1024
 
 
-class TooLarge(Exception):
+class TooLarge(NotInScope):
     """The changes and snapshots exceed the bound. The log has their compressed sizes only."""
+
+    def __init__(self) -> None:
+        super().__init__(f"its changes have more than {MOST_BYTES:,} bytes in memory")
 
 
 def read_input(

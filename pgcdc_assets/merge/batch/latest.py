@@ -18,7 +18,6 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.batch.equal_values import Flags
 from pgcdc_assets.merge.batch.events import (
     MOST_FILLED_BYTES,
-    NotInScope,
     Numbers,
     build_events,
     encode_keys,
@@ -26,6 +25,7 @@ from pgcdc_assets.merge.batch.events import (
     one_array,
     value_bytes,
 )
+from pgcdc_assets.merge.batch.left_to_spark import TOO_MANY_VALUES, NotInScope
 from pgcdc_assets.merge.change_stats import COPIED
 from pgcdc_assets.merge.fold.events import Fold
 from pgcdc_assets.merge.fold.table_schema import TableSchema
@@ -147,11 +147,11 @@ def _texts_of(
             if (is_content & ~is_row[source]).any():
                 # A departure of the same key belongs to another row: the key of the settings is a
                 # part of the replica identity.
-                raise NotInScope
+                raise NotInScope("two rows have the same key of the settings")
             source = np.where(is_content, source, rows)
             most_bytes -= int(value_bytes(column)[source].sum())
             if most_bytes < 0:
-                raise NotInScope
+                raise NotInScope(TOO_MANY_VALUES)
             texts[index] = one_array(column.take(pa.array(source)))
             unknown[index] = is_content & is_left_out[source]
         if fold.stats.has_old_tuples:

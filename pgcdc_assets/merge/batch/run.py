@@ -19,12 +19,18 @@ from pgcdc_assets import failpoints
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.merge.batch.casts import Casts
 from pgcdc_assets.merge.batch.column_types import arrow_schema
-from pgcdc_assets.merge.batch.commit import CommitConflict, create_table, read_rows, replace_rows
+from pgcdc_assets.merge.batch.commit import create_table, read_rows, replace_rows
 from pgcdc_assets.merge.batch.contents import Contents
-from pgcdc_assets.merge.batch.events import MOST_FILLED_BYTES, NotInScope
+from pgcdc_assets.merge.batch.events import MOST_FILLED_BYTES
 from pgcdc_assets.merge.batch.images import fresh_contents, merge_contents
 from pgcdc_assets.merge.batch.input import MOST_BYTES, TooLarge, read_input
 from pgcdc_assets.merge.batch.latest import event_texts, fold_texts, read_snapshot_texts
+from pgcdc_assets.merge.batch.left_to_spark import (
+    CommitConflict,
+    LeftMerge,
+    NotInScope,
+    reason_of,
+)
 from pgcdc_assets.merge.batch.scope import ChooseKind, SmallMerge, find_small_merge
 from pgcdc_assets.merge.batch.typed_rows import RequestedRows
 from pgcdc_assets.merge.batch.versions import begin_versions, merge_versions
@@ -48,7 +54,7 @@ MOST_ROWS = 50_000
 _STORE_WRITES = 8
 
 # Errors after which Spark merges the table, and explains what is wrong.
-_FOR_SPARK = (NotInScope, CommitConflict, DeltaError, OSError, pa.ArrowException)
+_FOR_SPARK = (NotInScope, DeltaError, OSError, pa.ArrowException)
 
 Outcome = MergeReport | MergeFailure
 
@@ -70,23 +76,24 @@ class SmallMerges:
         spark: a session that no other thread uses at the same time.
         parallelism: tables of a local lake that are written side by side; in an object store there
             are more, because their writes wait.
-        left: the tasks that Spark has to merge.
+        left: the merges that Spark has to do.
     """
 
     spark: SparkSession
     zone: RawZone
     choose_kind: ChooseKind
     parallelism: int
-    left: list[MergeTask] = field(default_factory=list)
+    left: list[LeftMerge] = field(default_factory=list)
 
     def groups(self, tasks: Iterable[MergeTask]) -> Iterator[list[SmallMerge]]:
         """Yield the tasks that are in scope, as many at once as fit into the bounds."""
         group: list[SmallMerge] = []
         rows = size = 0
         for task in tasks:
-            found = find_small_merge(self.zone, task, self.choose_kind)
-            if found is None:
-                self.left.append(task)
+            try:
+                found = find_small_merge(self.zone, task, self.choose_kind)
+            except NotInScope as error:
+                self._leave(task, error)
                 continue
             rows += task.row_count
             size += task.plan.change_bytes
@@ -103,24 +110,26 @@ class SmallMerges:
         casts = Casts()
         try:
             folded = list(self._fold(group, casts))
-        except TooLarge:
+        except TooLarge as error:
             if len(group) == 1:
-                self.left.append(group[0].task)
+                self._leave(group[0].task, error)
                 return
             middle = len(group) // 2
             for half in (group[:middle], group[middle:]):
                 yield from self.merge(half)
             return
-        except (PgcdcError, DeltaError, OSError, pa.ArrowException):
-            self.left += [merge.task for merge in group]
+        except (PgcdcError, DeltaError, OSError, pa.ArrowException) as error:
+            for merge in group:
+                self._leave(merge.task, error)
             return
         try:
             if casts.needs_spark:
                 tune(self.spark, casts.row_count, 0)
             casts.run(self.spark)
-        except (PySparkException, Py4JError, pa.ArrowException):
+        except (PySparkException, Py4JError, pa.ArrowException) as error:
             # The texts that Spark cannot read, or its server, are explained by Spark's merge.
-            self.left += [merge.task for merge in group]
+            for merge in group:
+                self._leave(merge.task, error)
             return
         share = (time.monotonic() - started) / max(1, len(folded))
         # Files and commits are written without Python's lock.
@@ -146,8 +155,11 @@ class SmallMerges:
             # One table must not stop the others. Spark merges it, or explains what is wrong.
             if not isinstance(error, _FOR_SPARK):
                 _logger.warning("%s: %s, so Spark merges it", task.path, type(error).__name__)
-        self.left.append(task)
+            self._leave(task, error)
         return None
+
+    def _leave(self, task: MergeTask, error: Exception) -> None:
+        self.left.append(LeftMerge(task, reason_of(error)))
 
     def _result(self, task: MergeTask, write: Future[MergeReport]) -> MergeReport:
         try:
@@ -175,9 +187,9 @@ class SmallMerges:
                     changed = RequestedRows.request(texts, schema, casts)
                 elif merge.fold is not None:
                     changed = RequestedRows.request(fold_texts(rows, merge.fold), schema, casts)
-            except Exception:
+            except Exception as error:
                 # One table must not stop the others. Spark merges it, or explains what is wrong.
-                self.left.append(merge.task)
+                self._leave(merge.task, error)
                 continue
             yield _Folded(merge, copied, changed)
 

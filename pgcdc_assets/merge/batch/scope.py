@@ -8,14 +8,15 @@ the source has dropped.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge.batch.column_types import find_arrow_type, has_known_types
+from pgcdc_assets.merge.batch.column_types import find_arrow_type
+from pgcdc_assets.merge.batch.left_to_spark import NotInScope
 from pgcdc_assets.merge.column_changes import find_column_changes
 from pgcdc_assets.merge.comments import find_changes
 from pgcdc_assets.merge.fold.events import Fold
@@ -43,7 +44,7 @@ MOST_CHANGE_BYTES = 64 * 1024 * 1024
 MOST_TABLE_BYTES = 16 * 1024 * 1024
 
 # Table features that do not concern a writer of whole files. delta-rs adds `variantType` to a table
-# whose properties it sets. `has_known_types` leaves tables with such a column to Spark.
+# whose properties it sets. Spark writes a table with such a column.
 _FEATURES = frozenset(
     {"appendOnly", "deletionVectors", "invariants", "timestampNtz", "variantType"}
 )
@@ -70,47 +71,68 @@ class SmallMerge:
     fold: Fold | None
 
 
-def find_small_merge(zone: RawZone, task: MergeTask, choose_kind: ChooseKind) -> SmallMerge | None:
-    """Return the merge of a task, if it is in scope; otherwise None."""
+def find_small_merge(zone: RawZone, task: MergeTask, choose_kind: ChooseKind) -> SmallMerge:
+    """Return the merge of a task.
+
+    Raises:
+        NotInScope: Spark has to merge the table.
+    """
     if os.environ.get(SMALL_TABLES) == APART:
-        return None
-    if not _is_small(task) or (task.state is None and not zone.lake.is_local):
-        return None
+        raise NotInScope(f"{SMALL_TABLES} is {APART}")
+    if task.state is None and not zone.lake.is_local:
+        raise NotInScope("the table is new, and the lake is an object store")
+    _check(_size_reasons(task))
     try:
         kind = choose_kind(task)
-        if kind is None or find_changes(task) is not None:
-            return None
+        if kind is None:
+            raise NotInScope("it has soft deletes, no key, or a history of some columns only")
+        if find_changes(task) is not None:
+            raise NotInScope("comments of the source have changed")
         schema = _find_schema(kind)
-    except PgcdcError:
+        _check(_column_reasons(task, schema))
+        if task.state is not None:
+            _check(_table_reasons(kind, task.state, schema))
+    except PgcdcError as error:
         # The merge by Spark raises the error.
-        return None
-    if schema is None or not _has_usual_columns(task, schema):
-        return None
-    if task.state is not None and not _is_usual_table(kind, task.state, schema):
-        return None
+        raise NotInScope(f"{type(error).__name__} was found before the merge") from error
     if task.stats is None or not task.version_order:
         return SmallMerge(task, schema, None)
     fold = Fold(schema, task.stats)
-    is_usual = _is_usual_fold(fold) and (task.scd == 1 or _is_usual_history(fold))
-    return SmallMerge(task, schema, fold) if is_usual else None
+    _check(_fold_reasons(fold, task.scd))
+    return SmallMerge(task, schema, fold)
 
 
-def _is_small(task: MergeTask) -> bool:
-    plan = task.plan
-    return (
-        task.blocked_by is None
-        and (task.stats is not None or plan.snapshot is not None)
-        and plan.partial is None
-        and (task.state is None or plan.snapshot is None)
-        and task.row_count <= MOST_CHANGES
-        and plan.change_bytes <= MOST_CHANGE_BYTES
-        and (task.state is None or task.state.size_bytes <= MOST_TABLE_BYTES)
-        and (task.scd == 1 or task.stats is None or not task.stats.truncates)
-    )
+def _check(reasons: Iterator[str]) -> None:
+    for reason in reasons:
+        raise NotInScope(reason)
 
 
-def _find_schema(kind: TableKind) -> TableSchema | None:
-    """Find the schema of the table after the step; None if its columns change during the step."""
+def _size_reasons(task: MergeTask) -> Iterator[str]:
+    plan, state = task.plan, task.state
+    if task.blocked_by is not None:
+        yield "its changes cannot be folded"
+    if task.stats is None and plan.snapshot is None:
+        yield "it has no change to fold"
+    if plan.partial is not None:
+        yield "some of its rows have a new snapshot"
+    if state is not None and plan.snapshot is not None:
+        yield "the table has a new snapshot"
+    if task.row_count > MOST_CHANGES:
+        yield f"the step has more than {MOST_CHANGES:,} changes and rows of a snapshot"
+    if plan.change_bytes > MOST_CHANGE_BYTES:
+        yield f"its changes have more than {MOST_CHANGE_BYTES:,} bytes"
+    if state is not None and state.size_bytes > MOST_TABLE_BYTES:
+        yield f"its files have more than {MOST_TABLE_BYTES:,} bytes"
+    if task.scd == 2 and task.stats is not None and task.stats.truncates:
+        yield "a TRUNCATE ends versions of a history"
+
+
+def _find_schema(kind: TableKind) -> TableSchema:
+    """Find the schema of the table after the step.
+
+    Raises:
+        NotInScope: the columns change during the step.
+    """
     task = kind.task
     if task.state is not None:
         # A step of TRUNCATEs alone has no relation version.
@@ -119,62 +141,86 @@ def _find_schema(kind: TableKind) -> TableSchema | None:
         return kind.build_changes_schema(None)
     assert task.snapshot_version is not None
     if not set(task.version_order) <= {task.snapshot_version.version}:
-        return None
+        raise NotInScope("the definition changed after the first snapshot")
     return kind.build_snapshot_schema()
 
 
-def _has_usual_columns(task: MergeTask, schema: TableSchema) -> bool:
-    if not schema.key or schema.nullable_key or not has_known_types(schema):
-        return False
+def _column_reasons(task: MergeTask, schema: TableSchema) -> Iterator[str]:
+    if not schema.key:
+        yield "the table has no key"
+    if schema.nullable_key:
+        yield "a column of the key of its settings may be NULL"
     if task.plan.target.key and schema.relation.has_full_identity:
-        return False
+        yield "the table has a key of the settings and REPLICA IDENTITY FULL"
+    for field in schema.fields:
+        if find_arrow_type(field.type.ddl) is None:
+            yield f'only Spark writes the type {field.type.ddl} of column "{field.name}"'
     for index in schema.key:
         found = find_arrow_type(schema.fields[index].type.ddl)
         # 0 and -0 are one value.
         if pa.types.is_floating(found) or pa.types.is_nested(found):
-            return False
-    return MAPPING not in table_properties(schema)
+            yield f'equal values of the key "{schema.fields[index].name}" may have different texts'
+    if MAPPING in table_properties(schema):
+        yield "the names of its columns need Delta's column mapping"
 
 
-def _is_usual_table(kind: TableKind, state: ScdState, schema: TableSchema) -> bool:
-    """Return whether the table has exactly the columns of the schema, and no special features."""
+def _table_reasons(kind: TableKind, state: ScdState, schema: TableSchema) -> Iterator[str]:
+    """Yield what differs from a table of exactly the schema's columns without special features."""
+    features = state.table.protocol().writer_features
+    if features is None and state.table.protocol().min_writer_version > _PLAIN_WRITER:
+        yield "the table has a protocol version that needs Spark"
+    if further := sorted(set(features or ()) - _FEATURES):
+        yield f"the table has Delta features: {', '.join(further)}"
+    if lacking := sorted({name for name, _, _ in schema.system} - set(state.columns)):
+        yield f"the table lacks system columns: {', '.join(lacking)}"
+    # Only Spark compacts the files of the ended versions, to which each step adds one.
+    if kind.partitioned_by and needs_compaction(state.path, state.files):
+        yield "many small files have to be compacted"
     version = RelationVersion(schema.epoch, schema.version, Lsn(0), schema.relation)
     changes = find_column_changes(read_past(kind.task, state, version), schema)
-    protocol, properties = state.table.protocol(), state.properties
-    if protocol.writer_features is None:
-        is_plain = protocol.min_writer_version <= _PLAIN_WRITER
-    else:
-        is_plain = _FEATURES.issuperset(protocol.writer_features)
-    names = state.current_files.column("path").to_pylist()
+    if (
+        changes.needs_rewrite
+        or changes.missing
+        or fields_to_fill(state, schema)
+        or not follows_relation(state, schema)
+    ):
+        yield "the definition has changed"
+    if not kind.may_rewrite(state, schema):
+        yield "the table has columns of its owner, a change feed or row tracking"
+    if state.has_deletion_vectors:
+        yield "the table has deletion vectors"
+    if state.table.metadata().partition_columns != list(kind.partitioned_by):
+        yield "the table is partitioned by its owner"
     folder = "".join(f"{column}=true/" for column in kind.partitioned_by)
-    return (
-        is_plain
-        and {name for name, _, _ in schema.system} <= set(state.columns)
-        # Only Spark compacts the files of the ended versions, to which each step adds one.
-        and not (kind.partitioned_by and needs_compaction(state.path, state.files))
-        and not changes.needs_rewrite
-        and not changes.missing
-        and not fields_to_fill(state, schema)
-        and follows_relation(state, schema)
-        and kind.may_rewrite(state, schema)
-        and not state.has_deletion_vectors
-        and not any(set("/:%") & set(name.removeprefix(folder)) for name in names)
-        and MAPPING not in properties
-        and properties.get("delta.appendOnly", "").lower() != "true"
-        and not any(name.startswith(_CONSTRAINTS) for name in properties)
-        and not any(mark in state.schema for mark in _CONSTRAINTS)
-        and state.table.metadata().partition_columns == list(kind.partitioned_by)
-    )
+    names = state.current_files.column("path").to_pylist()
+    if any(set("/:%") & set(name.removeprefix(folder)) for name in names):
+        yield "another tool has written files in other folders"
+    yield from _property_reasons(state)
 
 
-def _is_usual_fold(fold: Fold) -> bool:
-    return (
-        not (fold.stats.is_full and len(fold.common_fields) < len(fold.schema.fields))
-        and not any(layout.conversions for layout in fold.layouts)
-        and not any(field.convert_default for field in fold.schema.fields)
-        and not set(fold.unchanged) & set(fold.schema.key)
-    )
+def _property_reasons(state: ScdState) -> Iterator[str]:
+    properties = state.properties
+    if MAPPING in properties:
+        yield "the table has Delta's column mapping"
+    if properties.get("delta.appendOnly", "").lower() == "true":
+        yield "the table is append-only"
+    if any(name.startswith(_CONSTRAINTS) for name in properties) or any(
+        mark in state.schema for mark in _CONSTRAINTS
+    ):
+        yield "the table has constraints or generated columns"
 
 
-def _is_usual_history(fold: Fold) -> bool:
-    return not fold.stats.is_full and not fold.schema.retained
+def _fold_reasons(fold: Fold, scd: int) -> Iterator[str]:
+    is_full = fold.stats.is_full
+    if is_full and len(fold.common_fields) < len(fold.schema.fields):
+        yield "the definition changed under REPLICA IDENTITY FULL"
+    if any(layout.conversions for layout in fold.layouts) or any(
+        field.convert_default for field in fold.schema.fields
+    ):
+        yield "the type of a column has changed"
+    if set(fold.unchanged) & set(fold.schema.key):
+        yield "a change lacks a value of its key"
+    if scd == 2 and is_full:
+        yield "the history has changes with whole old rows"
+    if scd == 2 and fold.schema.retained:
+        yield "the history has columns that the source has dropped"

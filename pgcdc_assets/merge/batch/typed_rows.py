@@ -15,13 +15,13 @@ from pgcdc_assets.merge.batch.column_types import arrow_schema
 from pgcdc_assets.merge.batch.equal_values import Flags
 from pgcdc_assets.merge.batch.events import (
     MOST_FILLED_BYTES,
-    NotInScope,
     Numbers,
     encode_keys,
     one_array,
     value_bytes,
 )
 from pgcdc_assets.merge.batch.latest import RowTexts
+from pgcdc_assets.merge.batch.left_to_spark import NO_VALUE, TOO_MANY_VALUES, NotInScope
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.tables.columns import (
     COMMIT_TS,
@@ -147,7 +147,7 @@ def encode_rows(
         )
     ]
     if any(key.null_count for key in keys):
-        raise NotInScope
+        raise NotInScope("a key is NULL")
     codes = encode_keys(keys)
     of_rows = codes[:count]
     return of_rows, codes[count:end], codes[end:] if typed.origins else of_rows
@@ -171,18 +171,18 @@ def with_stored_values(
         if not wanted.any():
             continue
         if (sources[wanted] < 0).any():
-            raise NotInScope
+            raise NotInScope(NO_VALUE)
         source = pa.array(np.where(wanted, sources, 0), mask=~wanted)
         is_typed = not schema.fields[index].type.is_text
         if is_typed and rescued.take(source).null_count < len(source):
             # The text of the value that is taken may be there.
-            raise NotInScope
+            raise NotInScope("a row with a rescued value lacks a value in its change")
         name = schema.fields[index].name
         column, wanted_rows = stored.column(name), sources[wanted]
         left -= int(value_bytes(column)[wanted_rows].sum())
         is_repeated = len(np.unique(wanted_rows)) < len(wanted_rows)
         if left < 0 or (is_repeated and pa.types.is_nested(column.type)):
-            raise NotInScope
+            raise NotInScope(TOO_MANY_VALUES)
         values = pc.if_else(
             pa.array(wanted), one_array(column.take(source)), one_array(rows.column(name))
         )

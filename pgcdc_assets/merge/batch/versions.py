@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from pgcdc_assets.merge.batch.contents import Contents
 from pgcdc_assets.merge.batch.equal_values import Flags, is_same
-from pgcdc_assets.merge.batch.events import NotInScope, Numbers, one_array
+from pgcdc_assets.merge.batch.events import Numbers, one_array
+from pgcdc_assets.merge.batch.left_to_spark import NotInScope
 from pgcdc_assets.merge.batch.typed_rows import TypedRows, encode_rows, with_stored_values
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.tables.columns import (
@@ -59,7 +60,7 @@ def merge_versions(stored: pa.Table, typed: TypedRows, schema: TableSchema, epoc
     at_table = np.full(size, -1, np.int64)
     at_table[of_stored] = np.arange(stored.num_rows)
     if np.count_nonzero(at_table >= 0) < stored.num_rows:
-        raise NotInScope
+        raise NotInScope("two current versions have one key")
     texts = typed.texts
     rows = with_stored_values(typed, stored, at_table[of_origins], texts.is_content, schema)
     is_kept = ~_comes_back(of_events, typed)

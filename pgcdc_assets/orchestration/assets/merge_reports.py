@@ -87,6 +87,7 @@ class MergeReports:
     open_checks: Callable[[Collection[ScdKey]], MergeChecks]
     _kept: dict[CdcTable, _Kept] = field(default_factory=dict)
     _waiting: dict[ScdKey, str] = field(default_factory=dict)
+    _by_spark: dict[ScdKey, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._idle = IdleTables.of(self.context)
@@ -187,6 +188,9 @@ class MergeReports:
         name = f"{place[0].qualified_name} (scd{report.scd})"
         for warning in merge_warnings(report):
             self.context.log.warning(f"{name}: {warning}")
+        if report.spark_reason not in ("", self._by_spark.get(place)):
+            self._by_spark[place] = report.spark_reason
+            self.context.log.info(f"{name} was merged by Spark: {report.spark_reason}")
         shown = windows
         if report.waits_for:
             mark = report.watermark_after or Lsn(0)

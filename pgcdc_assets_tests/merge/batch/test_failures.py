@@ -15,7 +15,7 @@ from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables
 from pgcdc_assets.merge.batch import run
 from pgcdc_assets.merge.batch.casts import Casts
-from pgcdc_assets.merge.batch.commit import CommitConflict
+from pgcdc_assets.merge.batch.left_to_spark import CommitConflict
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets_tests.support.merge.history import (

@@ -15,6 +15,7 @@ from pgcdc_assets.policies import RetentionPolicy
 from pgcdc_assets.tables import vacuum
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
+from pgcdc_assets_tests.support.merge.small_tables import merge_by_spark, merge_together
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
@@ -67,6 +68,28 @@ def merge_some(orchestrated: Orchestrated, merges: int) -> list[dg.ExecuteInProc
         (request,) = orchestrated.tick("merges", one_shot=True).run_requests
         results.append(orchestrated.execute(request, "merge"))
     return results
+
+
+def test_the_run_tells_why_spark_merged_a_table(
+    orchestrated: Orchestrated, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orchestrated.copy()
+    merge_together(monkeypatch)
+    [together] = merge_some(orchestrated, 1)
+    merge_by_spark(monkeypatch)
+    [apart] = merge_some(orchestrated, 1)
+    reason = "PGCDC_MERGE_SMALL_TABLES is apart"
+    newest = orchestrated.windows()[-1]
+    assert shown(together, "merged_by_spark") == {}
+    assert shown(apart, "merged_by_spark") == {newest: reason}
+    for result, expected in [
+        (together, []),
+        (apart, [f"public.b (scd1) was merged by Spark: {reason}"]),
+    ]:
+        logged = [each.user_message for each in orchestrated.instance.all_logs(result.run_id)]
+        assert [
+            line for line in logged if line.startswith("public.b") and "Spark" in line
+        ] == expected
 
 
 def files_of_b(orchestrated: Orchestrated) -> int:

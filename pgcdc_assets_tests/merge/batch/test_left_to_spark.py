@@ -1,0 +1,200 @@
+"""Why Spark merges a small table: the reason that users see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.merge import MergeReport, merge_tables
+from pgcdc_assets.merge.batch import run, scope
+from pgcdc_assets.merge.batch.left_to_spark import NotInScope, reason_of
+from pgcdc_assets.merge.build_tasks import build_tasks
+from pgcdc_assets.merge.kinds.choose import choose_small_kind
+from pgcdc_assets.merge.report import MergeFailure
+from pgcdc_assets.policies import StepLimit
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.spark.sql import delta_table
+from pgcdc_assets_tests.support.merge.history import (
+    Change,
+    Landing,
+    column,
+    delete,
+    insert,
+    relation,
+    truncate,
+    update,
+)
+from pgcdc_assets_tests.support.merge.one_table import drop_epochs, merge
+from pgcdc_assets_tests.support.merge.small_tables import merge_together, merges_by_spark
+
+pytestmark = pytest.mark.spark
+
+_COLUMNS = (column("id"), column("v", "text"))
+_SECRET = "s3cret value"
+_ITEMS = CdcTable("shop", "items")
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A table that Spark merges.
+
+    Attributes:
+        phrase: a part of the reason.
+        owner: what the table's owner does to it before the changes.
+        bounds: the bounds of `scope` for the changes.
+    """
+
+    phrase: str
+    changes: tuple[Change, ...] = (update("1", _SECRET), insert("3", _SECRET))
+    relations: tuple[Any, ...] = (relation(*_COLUMNS),)
+    target: CdcTable = _ITEMS
+    copied: tuple[tuple[str, str], ...] = (("1", _SECRET), ("2", "b"))
+    owner: Callable[[SparkSession, str], object] = lambda _, path: path
+    bounds: dict[str, int] = field(default_factory=dict)
+    wal_bytes: int = 0
+    is_copied_again: bool = False
+
+
+def _alter(clause: str) -> Callable[[SparkSession, str], object]:
+    return lambda spark, path: spark.sql(f"ALTER TABLE {delta_table(path)} {clause}")
+
+
+def _set(name: str) -> Callable[[SparkSession, str], object]:
+    return _alter(f"SET TBLPROPERTIES ('{name}' = 'true')")
+
+
+def _partition(spark: SparkSession, path: str) -> None:
+    rows = spark.read.format("delta").load(path)
+    writer = rows.write.format("delta").mode("overwrite").partitionBy("v")
+    writer.option("overwriteSchema", "true").save(path)
+
+
+_HISTORY = CdcTable("shop", "items", scd=(2,))
+_FULL = (relation(*_COLUMNS, identity="f"),)
+_CASES = {
+    "feature": _Case(
+        "has Delta features: changeDataFeed", owner=_set("delta.enableChangeDataFeed")
+    ),
+    "constraint": _Case(
+        "has Delta features: checkConstraints", owner=_alter("ADD CONSTRAINT few CHECK (id < 100)")
+    ),
+    "column mapping": _Case(
+        "has Delta features: columnMapping",
+        owner=_alter("SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"),
+    ),
+    "append-only": _Case("is append-only", owner=_set("delta.appendOnly")),
+    "column of the owner": _Case("columns of its owner", owner=_alter("ADD COLUMNS (mine STRING)")),
+    "partitions": _Case("is partitioned by its owner", owner=_partition),
+    "deletion vectors": _Case(
+        "has deletion vectors",
+        owner=lambda spark, path: spark.sql(f"DELETE FROM {delta_table(path)} WHERE id = 2"),
+    ),
+    "early release": _Case(
+        "lacks system columns: _valid_from_epoch", target=_HISTORY, owner=drop_epochs
+    ),
+    "snapshot": _Case("has a new snapshot", is_copied_again=True),
+    "changes": _Case("more than 1 changes", bounds={"MOST_CHANGES": 1}),
+    "size of changes": _Case("its changes have more than", wal_bytes=2 * scope.MOST_CHANGE_BYTES),
+    "size of the table": _Case("its files have more than 9 b", bounds={"MOST_TABLE_BYTES": 9}),
+    "truncate": _Case("a TRUNCATE ends versions", (truncate(),), target=_HISTORY),
+    "definition": _Case(
+        "the definition has changed",
+        (insert("3", _SECRET, version=2),),
+        (relation(*_COLUMNS), relation(_COLUMNS[0], column("w", "text", attnum=2))),
+    ),
+    "no key": _Case("no key", relations=(relation(*_COLUMNS, key=(), identity="f"),)),
+    "soft deletes": _Case("soft deletes", target=replace(_HISTORY, scd=(1,), soft_deletes=True)),
+    "nullable key": _Case(
+        "key of its settings may be NULL",
+        relations=(relation(*_COLUMNS, key=(), identity="f"),),
+        target=CdcTable("shop", "items", key=("id",)),
+    ),
+    "floating key": _Case(
+        'equal values of the key "id" may have different texts',
+        relations=(relation(column("id", "float8"), _COLUMNS[1]),),
+    ),
+    "whole old rows": _Case(
+        "with whole old rows",
+        (delete("2", "b", old_kind="O"),),
+        relations=_FULL,
+        target=_HISTORY,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _CASES)
+def test_the_reason_names_what_is_unusual(
+    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    merge_together(monkeypatch)
+    case = _CASES[name]
+    landing = Landing(zone, list(case.relations))
+    landing.begin(case.copied)
+    landing.land([])
+    case.owner(spark, merge(spark, landing, case.target).path)
+    landing.land(case.changes, wal_bytes=case.wal_bytes)
+    if case.is_copied_again:
+        landing.copy(case.copied)
+        landing.land([])
+    for bound, value in case.bounds.items():
+        monkeypatch.setattr(scope, bound, value)
+    (task,) = build_tasks(zone, [case.target], landing.windows[-1])
+    assert not isinstance(task, MergeFailure), task.error
+    with pytest.raises(NotInScope, match=case.phrase) as error:
+        scope.find_small_merge(zone, task, partial(choose_small_kind, spark, zone))
+    assert _SECRET not in error.value.reason
+
+
+def test_the_report_of_several_steps_has_the_reason_and_another_merge_has_none(
+    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merge_together(monkeypatch)
+    landing = Landing(zone, [relation(*_COLUMNS)])
+    landing.begin([["1", "a"]])
+    landing.land([])
+    first = merge(spark, landing, _ITEMS)
+    assert (first.spark_reason, merges_by_spark(first.path)) == ("", 0)
+    DeltaTable(first.path).alter.set_table_properties({"delta.appendOnly": "false"})
+    landing.land([update("1", "b")])
+    assert merge(spark, landing, _ITEMS).spark_reason == ""
+    landing.land([update("1", "c")])
+    landing.land([update("1", "d")])
+    spark.sql(f"ALTER TABLE {delta_table(first.path)} ADD COLUMNS (mine STRING)")
+    limit = StepLimit(changes=1)
+    (report,) = merge_tables(spark, zone, [_ITEMS], landing.windows[-1], limit=limit)
+    assert isinstance(report, MergeReport)
+    assert report.steps == 2
+    assert (
+        report.spark_reason == "the table has columns of its owner, a change feed or row tracking"
+    )
+    landing.land([])
+    assert merge(spark, landing, _ITEMS).spark_reason == ""
+
+
+def test_the_reason_after_an_error_has_its_kind_and_no_value(
+    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merge_together(monkeypatch)
+    landing = Landing(zone, [relation(*_COLUMNS)])
+    landing.begin([["1", "a"]])
+    landing.land([])
+    merge(spark, landing, _ITEMS)
+    landing.land([update("1", "b")])
+
+    def fail(*_: object) -> None:
+        raise IndexError(_SECRET)
+
+    monkeypatch.setattr(run, "fold_texts", fail)
+    report = merge(spark, landing, _ITEMS)
+    assert report.spark_reason == "the merge without Spark ended with IndexError"
+
+
+def test_an_error_of_the_rows_has_its_own_reason() -> None:
+    assert reason_of(NotInScope("a key is NULL")) == "a key is NULL"
