@@ -59,10 +59,12 @@ def test_the_figures_of_a_merge_of_several_windows_are_shown_once(
     assert shown(result, "through_window") == dict.fromkeys(windows, newest)
 
 
-def merge_some(orchestrated: Orchestrated, merges: int) -> list[dg.ExecuteInProcessResult]:
-    """Change and merge table b as often as `merges` says."""
+def merge_some(
+    orchestrated: Orchestrated, merges: int, first: int = 0
+) -> list[dg.ExecuteInProcessResult]:
+    """Change and merge table b as often as `merges` says; the rows are numbered from `first`."""
     results = []
-    for number in range(merges):
+    for number in range(first, first + merges):
         orchestrated.commit(f"insert into b values ({number}, 1)")
         orchestrated.land()
         (request,) = orchestrated.tick("merges", one_shot=True).run_requests
@@ -77,7 +79,7 @@ def test_the_run_tells_why_spark_merged_a_table(
     merge_together(monkeypatch)
     [together] = merge_some(orchestrated, 1)
     merge_by_spark(monkeypatch)
-    [apart] = merge_some(orchestrated, 1)
+    [apart] = merge_some(orchestrated, 1, first=1)
     reason = "PGCDC_MERGE_SMALL_TABLES is apart"
     newest = orchestrated.windows()[-1]
     assert shown(together, "merged_by_spark") == {}
