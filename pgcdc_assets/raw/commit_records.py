@@ -1,9 +1,10 @@
 """The records in the log entries of raw tables.
 
 A process reads each log entry once: each window reads the entries since the last maintenance twice,
-and in an object store each entry is a request. An entry of a local lake is read again if its file
-has another time or size, as after a restore from a backup. A person who restores a lake in an
-object store restarts the processes that read the lake.
+and in an object store each entry is a request. Entries from before the last maintenance are not
+asked for again, so they are forgotten: the record of a window has counts for each changed table. An
+entry of a local lake is read again if its file has another time or size, as after a restore from a
+backup. A person who restores a lake in an object store restarts the processes that read the lake.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ _LOG_READERS = 8
 
 Records = list[dict[str, Any]]
 
-# Address, identifier of the table, version, and in a local lake time and size of the file.
-_Key = tuple[str, str, int, tuple[int, int] | None]
+# Version, and in a local lake time and size of the file.
+_Entry = tuple[int, tuple[int, int] | None]
 
-_KNOWN: dict[_Key, Records] = {}
-_MOST_KNOWN = 20_000
+# By address and identifier of the table: the records that were asked for last.
+_KNOWN: dict[tuple[str, str], dict[_Entry, Records]] = {}
+_MOST_TABLES = 64
 
 
 def read_records(lake: Lake, uri: str, table_id: str, versions: Iterable[int]) -> Records:
@@ -44,26 +46,26 @@ def read_records(lake: Lake, uri: str, table_id: str, versions: Iterable[int]) -
     Raises:
         FileNotFoundError: a log entry was removed.
     """
-    keys: list[_Key] = [
-        (uri, table_id, version, _time_and_size(uri, version) if lake.is_local else None)
-        for version in versions
+    entries: list[_Entry] = [
+        (version, _time_and_size(uri, version) if lake.is_local else None) for version in versions
     ]
-    found = {key: _KNOWN[key] for key in keys if key in _KNOWN}
-    missing = [key for key in keys if key not in found]
+    known = _KNOWN.get((uri, table_id), {})
+    found = {entry: known[entry] for entry in entries if entry in known}
+    missing = [entry for entry in entries if entry not in found]
     if missing:
         files = filesystem(lake, uri)
 
-        def read(key: _Key) -> Records:
-            actions = read_commit(files, key[2])
+        def read(entry: _Entry) -> Records:
+            actions = read_commit(files, entry[0])
             infos = [action["commitInfo"] for action in actions if "commitInfo" in action]
             return [info[RECORD] for info in infos if RECORD in info]
 
         with ThreadPoolExecutor(_LOG_READERS) as readers:
             found |= zip(missing, readers.map(read, missing), strict=True)
-        if len(_KNOWN) + len(missing) > _MOST_KNOWN:
-            _KNOWN.clear()
-        _KNOWN.update((key, found[key]) for key in missing)
-    return [record for key in keys for record in found[key]]
+    if len(_KNOWN) >= _MOST_TABLES:
+        _KNOWN.clear()
+    _KNOWN[uri, table_id] = found
+    return [record for entry in entries for record in found[entry]]
 
 
 def _time_and_size(uri: str, version: int) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.raw import commit_records
 from pgcdc_assets.raw.delta_log import commit_path, read_commit
 from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.maintenance import maintain_raw_zone
 from pgcdc_assets.raw.zone import RawZone
 
 
@@ -63,6 +64,22 @@ def test_an_entry_is_read_again_after_a_restore(zone: RawZone) -> None:
     entry.write_text("\n".join(map(json.dumps, actions)))
     os.utime(entry, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
     assert zone.changes.windows(1)[-1].row_count == 7
+
+
+def test_entries_from_before_a_maintenance_are_forgotten(zone: RawZone, reads: list[int]) -> None:
+    """A process that reads the lake for weeks would keep the record of each window."""
+    assert len(zone.changes.windows(1)) == 5
+    maintain_raw_zone(zone, minimum_log_entries=1)
+    for number in range(5, 8):
+        zone.changes.land(LsnWindow.of(1, Lsn(number * 100), Lsn(number * 100 + 100)), [])
+        assert len(zone.changes.windows(1)) == number + 1
+    reads.clear()
+    (kept,) = [
+        known for (uri, _), known in commit_records._KNOWN.items() if uri == zone.changes.table.uri
+    ]
+    assert sum(map(len, kept.values())) == 3
+    assert len(zone.changes.windows(1)) == 8
+    assert reads == []
 
 
 def test_a_removed_entry_is_an_error(zone: RawZone) -> None:
