@@ -212,8 +212,9 @@ def _check_kept(
     is_complete = True
     if not target.keeps_history(target.scd[0]):
         wanted = snapshots[-1:]
-    elif _SHOWS_THE_PAST.isdisjoint(live.columns):
-        # The table was of another kind, so no earlier contents would be lost.
+    elif live.is_readable and _SHOWS_THE_PAST.isdisjoint(live.columns):
+        # The table was of another kind, so no earlier contents would be lost. What a table with an
+        # unreadable log has is not known.
         wanted = [
             snapshot for snapshot in snapshots if snapshot.snapshot_lsn >= floors[snapshot.epoch]
         ]

@@ -24,6 +24,7 @@ from pgcdc_assets.raw.table_files import set_log_aside
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table
+from pgcdc_assets.tables.checkpoints import WITHOUT_UPKEEP
 from pgcdc_assets.tables.fence import Step, fence_app_id, fence_transactions, read_fence
 from pgcdc_assets.tables.owned_columns import (
     NOTHING_OWNED,
@@ -152,6 +153,7 @@ def replace_files(
                     app_transactions=fence_transactions(zone, *position, step.number),
                     max_commit_retries=0,
                 ),
+                post_commithook_properties=WITHOUT_UPKEEP,
             )
             return
         except (DeltaError, OSError) as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from deltalake import DeltaTable
 
-from pgcdc_assets.raw.delta_log import FOLDER
+from pgcdc_assets.raw.delta_log import FOLDER, LAST_CHECKPOINT
 from pgcdc_assets.raw.files import push_to_disk
 from pgcdc_assets.raw.table import DELETED_FILE_RETENTION, RawTable
 
@@ -32,9 +32,15 @@ def shorten_log(raw: RawTable, table: DeltaTable) -> None:
     """
     table.create_checkpoint()
     if raw.lake.is_local:
-        # Before the removal: a power failure must not lose both the entries and the checkpoint.
-        log = Path(raw.uri) / FOLDER
-        for entry in log.glob(f"{table.version():020d}.checkpoint*"):
-            push_to_disk(entry)
-        push_to_disk(log / "_last_checkpoint")
+        push_checkpoint_to_disk(Path(raw.uri), table.version())
     table.cleanup_metadata()
+
+
+def push_checkpoint_to_disk(table: Path, version: int) -> None:
+    """Push a checkpoint to the disk before the entries that it replaces are removed.
+
+    A power failure must not lose both.
+    """
+    for entry in (table / FOLDER).glob(f"{version:020d}.checkpoint*"):
+        push_to_disk(entry)
+    push_to_disk(table / LAST_CHECKPOINT)

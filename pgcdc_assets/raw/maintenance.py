@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import pyarrow as pa
+from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.error_text import first_line
-from pgcdc_assets.errors import TransientError
+from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.raw.compaction import MINIMUM_FILES
 from pgcdc_assets.raw.log_cleanup import set_file_retention, shorten_log
 from pgcdc_assets.raw.table import RawTable
@@ -48,6 +50,8 @@ def maintain_raw_zone(
 ) -> RawMaintenanceReport:
     """Compact files and clean up the log if the limits are reached.
 
+    If files cannot be compacted, the other work is done before the error is raised.
+
     Args:
         zone: the raw zone.
         minimum_files: compact if `raw/changes` has at least so many small files.
@@ -58,13 +62,36 @@ def maintain_raw_zone(
         TransientError: the lake could not be written. No row is lost; the next call continues.
         RawZoneError: the files do not contain the number of rows in the log. Nothing was changed.
     """
-    changes = zone.changes
-    table = changes.table.load()
+    try:
+        return _maintain(zone, minimum_files, minimum_log_entries)
+    except (DeltaError, OSError, pa.ArrowException) as error:
+        raise _failed(zone.changes.table, error) from error
+
+
+def _maintain(zone: RawZone, minimum_files: int, minimum_log_entries: int) -> RawMaintenanceReport:
+    table = zone.changes.table.load()
     if table is None:
         return RawMaintenanceReport()
-    merged = sum(report.files_before for report in changes.compact(minimum_files, table))
+    try:
+        merged = sum(report.files_before for report in zone.changes.compact(minimum_files, table))
+    except (PgcdcError, DeltaError, OSError, pa.ArrowException):
+        _shorten(zone, table, 0, minimum_log_entries)
+        raise
     if merged:
         table.update_incremental()
+    return _shorten(zone, table, merged, minimum_log_entries)
+
+
+def _shorten(
+    zone: RawZone, table: DeltaTable, merged: int, minimum_log_entries: int
+) -> RawMaintenanceReport:
+    """Clean up the logs, and delete unreferenced files, if the limit is reached.
+
+    Args:
+        table: `raw/changes`.
+        merged: number of compacted files.
+    """
+    changes = zone.changes
     unsaved = changes.window_index.unsaved_entries(table)
     if unsaved < minimum_log_entries:
         return RawMaintenanceReport(files_merged=merged)
@@ -72,15 +99,12 @@ def maintain_raw_zone(
     epoch = zone.epochs.latest()
     if epoch is not None:
         zone.prepared.remove_ended(epoch.epoch, zone.captured_on(epoch)[0])
-    try:
-        shorten_log(changes.table, table)
-        logs = (changes.window_index, zone.definitions, zone.table_list, zone.prepared)
-        for other in (each.table for each in logs):
-            loaded = other.load()
-            if loaded is not None:
-                shorten_log(other, loaded)
-    except (DeltaError, OSError) as error:
-        raise _failed(changes.table, error) from error
+    shorten_log(changes.table, table)
+    logs = (changes.window_index, zone.definitions, zone.table_list, zone.prepared)
+    for other in (each.table for each in logs):
+        loaded = other.load()
+        if loaded is not None:
+            shorten_log(other, loaded)
     tables = (
         changes,
         zone.relations,

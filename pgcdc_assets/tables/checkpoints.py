@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from contextlib import suppress
 
-from deltalake import DeltaTable
+from deltalake import DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.raw.delta_log import LAST_CHECKPOINT
@@ -18,7 +18,11 @@ from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.tables.checksums import delete_checksum
 
-# Delta's name and default. The default of delta-rs is another one.
+# For commits by delta-rs. Its interval of checkpoints is not that of Delta. Its removal of old log
+# entries takes half a second for 100,000 entries, and trusts a checkpoint that is incomplete.
+WITHOUT_UPKEEP = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+
+# Delta's name and default.
 _INTERVAL = "delta.checkpointInterval"
 _DEFAULT_INTERVAL = 10
 
@@ -48,7 +52,16 @@ def keep_checkpoints(lake: Lake, path: str, table: DeltaTable, *, commits: int =
         return
     with suppress(DeltaError, OSError):
         table.update_incremental()
-        # With the checksum of an earlier content, Spark waits for three seconds at each first read
-        # of the table, and then lists the log.
-        delete_checksum(lake, filesystem(lake, path), LAST_CHECKPOINT)
-        table.create_checkpoint()
+        write_checkpoint(lake, path, table)
+
+
+def write_checkpoint(lake: Lake, path: str, table: DeltaTable) -> None:
+    """Write the checkpoint of the loaded version.
+
+    Raises:
+        DeltaError, OSError: it cannot be written.
+    """
+    # With the checksum of an earlier content, Spark waits for three seconds at each first read of
+    # the table, and then lists the log.
+    delete_checksum(lake, filesystem(lake, path), LAST_CHECKPOINT)
+    table.create_checkpoint()

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deltalake import DeltaTable
@@ -22,7 +23,9 @@ from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.log_cleanup import push_checkpoint_to_disk
 from pgcdc_assets.spark.sql import delta_table, string
+from pgcdc_assets.tables.checkpoints import write_checkpoint
 from pgcdc_assets.tables.checksums import (
     delete_checksums_of_log,
     delete_checksums_without_files,
@@ -39,6 +42,21 @@ from pgcdc_assets.tables.vacuum import delete_replaced_files, has_unknown_files,
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# Table features of which a checkpoint by delta-rs has everything.
+_FEATURES = frozenset(
+    {
+        "appendOnly",
+        "changeDataFeed",
+        "checkConstraints",
+        "columnMapping",
+        "deletionVectors",
+        "generatedColumns",
+        "invariants",
+        "timestampNtz",
+        "variantType",
+    }
+)
 
 # Delta's check refuses a shorter retention, because a reader or writer could still use the files.
 _CHECKED_HOURS = 168.0
@@ -165,12 +183,18 @@ def _clean_log(lake: Lake, path: str) -> None:
     """Delete old log entries, and checksums whose files are deleted.
 
     Spark deletes them only when it writes a checkpoint, and delta-rs writes most checkpoints here,
-    with the watermarks. A table with features that delta-rs cannot write keeps its log.
+    with the watermarks. A table with further features keeps its log, until Spark deletes entries.
     """
     table = open_table(lake, path)
     if table is not None:
-        with suppress(DeltaError):
-            table.cleanup_metadata()
+        if _FEATURES.issuperset(table.protocol().writer_features or ()):
+            with suppress(DeltaError, OSError):
+                # delta-rs deletes all entries before the newest checkpoint, also if a part of the
+                # checkpoint is missing or empty.
+                write_checkpoint(lake, path, table)
+                if lake.is_local:
+                    push_checkpoint_to_disk(Path(path), table.version())
+                table.cleanup_metadata()
         with suppress(DeltaError, OSError):
             delete_checksums_of_log(lake, path)
             if lake.is_local:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from pgcdc_assets.errors import TransientError
@@ -24,7 +24,7 @@ from pgcdc_assets.raw.log_table import open_delta_table
 from pgcdc_assets.raw.newest_versions import NewestVersions
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import folder_name
-from pgcdc_assets.tables.checkpoints import keep_checkpoints
+from pgcdc_assets.tables.checkpoints import WITHOUT_UPKEEP, keep_checkpoints
 from pgcdc_assets.tables.columns import IS_CURRENT
 from pgcdc_assets.tables.deleted_rows import deleted_rows
 from pgcdc_assets.tables.fence import (
@@ -332,7 +332,7 @@ def _commit(table: DeltaTable, transactions: list[Transaction]) -> None:
         "append",
         table.schema(),
         commit_properties=CommitProperties(app_transactions=transactions, max_commit_retries=0),
-        post_commithook_properties=PostCommitHookProperties(create_checkpoint=False),
+        post_commithook_properties=WITHOUT_UPKEEP,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +12,12 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.errors import TableDamaged, TransientError
+from pgcdc_assets.errors import RawExpired, TableDamaged, TransientError
 from pgcdc_assets.lsn import Position
 from pgcdc_assets.merge import rebuild, replaced_table
 from pgcdc_assets.merge.rebuild import rebuild_table
 from pgcdc_assets.merge.replaced_table import create_again
+from pgcdc_assets.raw.retention import remove_windows
 from pgcdc_assets.raw.table_files import set_log_aside
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
@@ -72,6 +74,25 @@ def description(path: str) -> dict[str, Any]:
         "protocol": (protocol.min_reader_version, set(protocol.reader_features or ())),
         "features": set(protocol.writer_features or ()),
     }
+
+
+def test_a_history_whose_first_changes_are_removed_is_not_replaced(
+    spark: SparkSession, zone: RawZone
+) -> None:
+    """The versions before the removal are in the damaged table alone."""
+    landing = Landing(zone, [relation(column("id"), column("v", "text"))])
+    landing.begin([["1", "a"]])
+    landing.land([update("1", "A")])
+    landing.land([update("1", "B")])
+    landing.copy([["1", "B"]])
+    landing.land([insert("7", "g")])
+    path = merge(spark, landing, _HISTORY).path
+    remove_windows(zone, 1, landing.windows[1].end, landing.clock + dt.timedelta(days=1))
+    damage(path)
+    before = sorted(file.name for file in Path(path, "_delta_log").iterdir())
+    with pytest.raises(RawExpired, match=r"[Mm]ove"):
+        rebuild_table(spark, zone, _HISTORY, 2)
+    assert sorted(file.name for file in Path(path, "_delta_log").iterdir()) == before
 
 
 @pytest.mark.sampled

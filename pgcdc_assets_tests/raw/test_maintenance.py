@@ -6,16 +6,16 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from pgcdc_assets.errors import RawZoneError, TransientError
+from pgcdc_assets.errors import PgcdcError, RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.raw import changes, schema
+from pgcdc_assets.raw import changes, compaction, schema
 from pgcdc_assets.raw.files import push_to_disk
 from pgcdc_assets.raw.maintenance import RawMaintenanceReport, maintain_raw_zone
 from pgcdc_assets.raw.scan import DataFile, scan
@@ -150,6 +150,28 @@ def test_compaction_does_not_mix_epochs(zone: RawZone) -> None:
     reports = zone.changes.compact(2)
     assert [(r.files_before, r.files_after, r.row_count) for r in reports] == [(4, 1, 4)] * 2
     assert landed(zone, 1) == landed(zone, 2) == [(100 + n, 0) for n in range(4)]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing", "store"])
+def test_files_that_cannot_be_compacted_stop_no_other_work(
+    zone: RawZone, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    """A capture's run goes on after an error of the package only."""
+    land_small_windows(zone, 6)
+    file = next(Path(zone.changes.table.uri).glob("*.parquet"))
+    if damage == "truncated":
+        file.write_bytes(file.read_bytes()[:100])
+    elif damage == "missing":
+        file.unlink()
+    else:
+
+        def fail(*_: object) -> NoReturn:
+            raise OSError("AWS Error SLOW_DOWN during GetObject")
+
+        monkeypatch.setattr(compaction, "scan", fail)
+    with pytest.raises(PgcdcError):
+        maintain_raw_zone(zone, minimum_files=2, minimum_log_entries=1)
+    assert zone.changes.window_index.unsaved_entries(DeltaTable(zone.changes.table.uri)) == 0
 
 
 def test_compaction_stops_at_a_missing_file(zone: RawZone) -> None:

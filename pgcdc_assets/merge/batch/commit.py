@@ -19,7 +19,8 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, PostCommitHookProperties, Schema
+import pyspark
+from deltalake import CommitProperties, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
@@ -32,7 +33,7 @@ from pgcdc_assets.merge.write import table_properties
 from pgcdc_assets.raw.delta_log import FOLDER, commit_path
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.tables.checkpoints import keep_checkpoints
+from pgcdc_assets.tables.checkpoints import WITHOUT_UPKEEP, keep_checkpoints
 from pgcdc_assets.tables.columns import IS_CURRENT, SCD2_COLUMNS
 from pgcdc_assets.tables.fence import Step, fence_transactions
 from pgcdc_assets.tables.own_commits import following
@@ -50,6 +51,10 @@ _TRUE, _FALSE = "true", "false"
 MOST_ROW_BYTES = 64 * 1024 * 1024
 # Of rows that are decoded at once. A value in a dictionary of a Parquet file has up to 1 MB.
 _BATCH_ROWS = 1024
+
+# Spark reads dates before 1582 by the calendar of the version that wrote the file: without one, by
+# its setting `spark.sql.parquet.datetimeRebaseModeInRead`, which refuses or shifts them.
+_FILE_METADATA = {"org.apache.spark.version": pyspark.__version__}
 
 
 def read_rows(zone: RawZone, state: ScdState, schema: TableSchema) -> pa.Table:
@@ -69,10 +74,13 @@ def read_rows(zone: RawZone, state: ScdState, schema: TableSchema) -> pa.Table:
         batches = []
         with files.open_input_file(path) as source:
             file = pq.ParquetFile(source)
+            groups = (file.metadata.row_group(i) for i in range(file.num_row_groups))
+            if size + sum(group.total_byte_size for group in groups) > MOST_ROW_BYTES:
+                raise _too_large()
             for batch in file.iter_batches(_BATCH_ROWS, use_threads=False):
                 size += batch.nbytes
                 if size > MOST_ROW_BYTES:
-                    raise NotInScope(f"its rows have more than {MOST_ROW_BYTES:,} bytes in memory")
+                    raise _too_large()
                 batches.append(batch)
             found = pa.Table.from_batches(batches, file.schema_arrow)
         columns = [
@@ -83,6 +91,10 @@ def read_rows(zone: RawZone, state: ScdState, schema: TableSchema) -> pa.Table:
         ]
         tables.append(pa.table(columns, schema=target))
     return pa.concat_tables(tables) if tables else target.empty_table()
+
+
+def _too_large() -> NotInScope:
+    return NotInScope(f"its rows have more than {MOST_ROW_BYTES:,} bytes in memory")
 
 
 def replace_rows(zone: RawZone, state: ScdState, contents: Contents, step: Step) -> None:
@@ -118,13 +130,13 @@ def _commit(
                 app_transactions=fence_transactions(zone, *step.position, step.number),
                 max_commit_retries=0,
             ),
-            # delta-rs has another default interval of checkpoints than Spark.
-            post_commithook_properties=PostCommitHookProperties(create_checkpoint=False),
+            post_commithook_properties=WITHOUT_UPKEEP,
         )
     except (DeltaError, OSError) as error:
-        # If the answer to a conditional PUT is lost, delta-rs finds its own log entry and takes the
-        # entry for the commit of another process. The files of such a commit must stay.
-        if zone.lake.is_local or not is_written(zone, state.path, step):
+        # If the answer to a conditional PUT, or to a hard link over NFS, is lost, delta-rs finds
+        # its own log entry and takes the entry for the commit of another process. The files of such
+        # a commit must stay.
+        if not is_written(zone, state.path, step):
             if not isinstance(error, CommitFailedError):
                 raise
             _discard(zone, state.path, added)
@@ -159,14 +171,18 @@ def create_table(
         properties[BEGINS_WITH] = begins_with
     metadata = _metadata(schema, properties, is_history=contents.ended is not None)
     text = "\n".join(map(json.dumps, _actions(zone, schema, metadata, added, step)))
-    failpoints.reach(failpoints.BEFORE_BATCH_COMMIT)
     prepared = log / f".{uuid4()}.tmp"
     try:
+        failpoints.reach(failpoints.BEFORE_BATCH_COMMIT)
         prepared.write_text(text, encoding="utf-8")
         os.link(prepared, Path(path, commit_path(0)))
-    except FileExistsError as error:
-        _discard(zone, path, added)
-        raise CommitConflict from error
+    except OSError as error:
+        # NFS repeats a link whose answer is lost, and then finds the own commit.
+        if not is_written(zone, path, step):
+            _discard(zone, path, added)
+            if not isinstance(error, FileExistsError):
+                raise
+            raise CommitConflict from error
     finally:
         prepared.unlink(missing_ok=True)
 
@@ -275,9 +291,31 @@ def _write_file(
         if zone.lake.is_local:
             files.create_dir(folder, recursive=True)
     name = f"{folder}part-00000-{uuid4()}-c000.snappy.parquet"
-    with files.open_output_stream(name) as target:
-        pq.write_table(rows, target, compression="snappy", version="2.6", store_schema=False)
-        size = target.tell()
+    # Statistics ignore NaN, which Spark takes for the greatest value, and a dictionary has 0 or -0.
+    exact = [
+        column.name
+        for column in rows.schema
+        if not pa.types.is_floating(column.type) and not pa.types.is_nested(column.type)
+    ]
+    try:
+        with files.open_output_stream(name) as target:
+            with pq.ParquetWriter(
+                target,
+                rows.schema,
+                compression="snappy",
+                version="2.6",
+                store_schema=False,
+                use_dictionary=exact,
+                write_statistics=exact,
+            ) as writer:
+                writer.write_table(rows)
+                writer.add_key_value_metadata(_FILE_METADATA)
+            size = target.tell()
+    except OSError:
+        # A part of a file, as after a full disk.
+        with suppress(OSError):
+            files.delete_file(name)
+        raise
     values = {} if is_current is None else {IS_CURRENT: is_current}
     return [AddAction(name, size, values, int(time.time() * 1000), True, _statistics(rows))]
 

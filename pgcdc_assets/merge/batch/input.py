@@ -19,6 +19,7 @@ from pgcdc_assets.raw.zone import RawZone
 _COLUMNS = (
     "commit_lsn ordinal commit_ts op relation_id relation_version old_kind old new unchanged"
 ).split()
+_FOLDED = ["I", "U", "D"]
 _SCHEMA = pa.schema([CHANGES.field(name) for name in _COLUMNS])
 
 # The bound of the changes and snapshots that are in memory at once.
@@ -79,7 +80,8 @@ def _read_changes(zone: RawZone, merges: Sequence[SmallMerge], budget: _Budget) 
             columns=_COLUMNS,
         )
         rows = pa.Table.from_batches(list(budget.take(batches)), _SCHEMA)
-        rows = rows.filter(pc.field("op") != "T").combine_chunks()
+        # A row that cannot be decoded (P) is in the snapshot that follows it.
+        rows = rows.filter(pc.field("op").isin(_FOLDED)).combine_chunks()
         ids = rows.column("relation_id").to_numpy()
         order = np.argsort(ids, kind="stable")
         rows, ids = rows.take(pa.array(order)), ids[order]

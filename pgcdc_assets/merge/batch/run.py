@@ -92,7 +92,8 @@ class SmallMerges:
         for task in tasks:
             try:
                 found = find_small_merge(self.zone, task, self.choose_kind)
-            except NotInScope as error:
+            except Exception as error:
+                # One table must not stop the others. Spark merges it, or explains what is wrong.
                 self._leave(task, error)
                 continue
             rows += task.row_count
@@ -126,10 +127,10 @@ class SmallMerges:
             if casts.needs_spark:
                 tune(self.spark, casts.row_count, 0)
             casts.run(self.spark)
-        except (PySparkException, Py4JError, pa.ArrowException) as error:
+        except (PySparkException, Py4JError, OSError, pa.ArrowException) as error:
             # The texts that Spark cannot read, or its server, are explained by Spark's merge.
-            for merge in group:
-                self._leave(merge.task, error)
+            for each in folded:
+                self._leave(each.merge.task, error)
             return
         share = (time.monotonic() - started) / max(1, len(folded))
         # Files and commits are written without Python's lock.

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.batch.column_types import find_arrow_type
 from pgcdc_assets.merge.batch.left_to_spark import NotInScope
@@ -76,25 +75,22 @@ def find_small_merge(zone: RawZone, task: MergeTask, choose_kind: ChooseKind) ->
 
     Raises:
         NotInScope: Spark has to merge the table.
+        PgcdcError: the merge by Spark raises the same error.
     """
     if os.environ.get(SMALL_TABLES) == APART:
         raise NotInScope(f"{SMALL_TABLES} is {APART}")
     if task.state is None and not zone.lake.is_local:
         raise NotInScope("the table is new, and the lake is an object store")
     _check(_size_reasons(task))
-    try:
-        kind = choose_kind(task)
-        if kind is None:
-            raise NotInScope("it has soft deletes, no key, or a history of some columns only")
-        if find_changes(task) is not None:
-            raise NotInScope("comments of the source have changed")
-        schema = _find_schema(kind)
-        _check(_column_reasons(task, schema))
-        if task.state is not None:
-            _check(_table_reasons(kind, task.state, schema))
-    except PgcdcError as error:
-        # The merge by Spark raises the error.
-        raise NotInScope(f"{type(error).__name__} was found before the merge") from error
+    kind = choose_kind(task)
+    if kind is None:
+        raise NotInScope("it has soft deletes, no key, or a history of some columns only")
+    if find_changes(task) is not None:
+        raise NotInScope("comments of the source have changed")
+    schema = _find_schema(kind)
+    _check(_column_reasons(task, schema))
+    if task.state is not None:
+        _check(_table_reasons(kind, task.state, schema))
     if task.stats is None or not task.version_order:
         return SmallMerge(task, schema, None)
     fold = Fold(schema, task.stats)

@@ -99,11 +99,16 @@ def build_maintenance_job(
         session = partial(spark.session, zone.lake)
         failures: list[tuple[str, Exception]] = []
         with claim_run(context), dagster_failures(capture.name):
-            raw_report = maintain_raw_zone(zone, minimum_log_entries=1)
-            context.log.info(
-                f"Raw zone: {raw_report.files_merged} files merged, {raw_report.files_removed} "
-                "removed"
-            )
+            try:
+                raw_report = maintain_raw_zone(zone, minimum_log_entries=1)
+            except PgcdcError as error:
+                # The SCD tables are maintained, whatever is wrong with the raw zone.
+                failures.append(("raw zone", error))
+            else:
+                context.log.info(
+                    f"Raw zone: {raw_report.files_merged} files merged, "
+                    f"{raw_report.files_removed} removed"
+                )
             remove_stale(zone.lake, zone.name, STALE_AFTER)
             if capture.has_message_table:
                 MessageTable(zone).maintain()

@@ -9,18 +9,22 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.merge import MergeReport, merge_tables
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables
 from pgcdc_assets.merge.batch import run, scope
+from pgcdc_assets.merge.batch.casts import Casts
 from pgcdc_assets.merge.batch.left_to_spark import NotInScope, reason_of
 from pgcdc_assets.merge.build_tasks import build_tasks
 from pgcdc_assets.merge.kinds.choose import choose_small_kind
-from pgcdc_assets.merge.report import MergeFailure
 from pgcdc_assets.policies import StepLimit
+from pgcdc_assets.raw.schema_events import STREAM, SchemaChange, SchemaEvent
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.merge.history import (
     Change,
     Landing,
@@ -39,6 +43,8 @@ pytestmark = pytest.mark.spark
 _COLUMNS = (column("id"), column("v", "text"))
 _SECRET = "s3cret value"
 _ITEMS = CdcTable("shop", "items")
+_NOTES = replace(relation(*_COLUMNS), relation_id=4_711, table="notes")
+_BOTH = [_ITEMS, CdcTable("shop", "notes")]
 
 
 @dataclass(frozen=True)
@@ -194,6 +200,83 @@ def test_the_reason_after_an_error_has_its_kind_and_no_value(
     monkeypatch.setattr(run, "fold_texts", fail)
     report = merge(spark, landing, _ITEMS)
     assert report.spark_reason == "the merge without Spark ended with IndexError"
+
+
+def test_a_column_of_the_owner_in_the_way_of_a_renamed_one_stops_its_table_only(
+    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merge_together(monkeypatch)
+    renamed = relation(_COLUMNS[0], column("w", "text"))
+    landing = Landing(zone, [relation(*_COLUMNS), renamed, _NOTES])
+    landing.begin([["1", "a"]])
+    landing.land([replace(insert("5", "e"), relation_id=_NOTES.relation_id)])
+    paths = {each.table: each.path for each in _merge_both(spark, landing)}
+    spark.sql(f"ALTER TABLE {delta_table(paths['items'])} ADD COLUMNS (w STRING)")
+    added = replace(insert("6", "f"), relation_id=_NOTES.relation_id)
+    landing.land([update("1", "b", version=2), added])
+    found = list(merge_tables(spark, zone, _BOTH, landing.windows[-1]))
+    assert {each.table: type(each) for each in found} == {
+        "items": MergeFailure,
+        "notes": MergeReport,
+    }
+
+
+@pytest.mark.parametrize("error", [PySparkException("no answer"), ConnectionRefusedError()])
+def test_a_table_is_left_once_if_its_fold_and_the_casts_of_the_others_fail(
+    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    merge_together(monkeypatch)
+    landing = Landing(zone, [relation(*_COLUMNS), _NOTES])
+    landing.begin([["1", "a"]])
+    landing.land([])
+    _merge_both(spark, landing)
+    added = replace(insert("6", "f"), relation_id=_NOTES.relation_id)
+    landing.land([delete("1", None), update("1", None, unchanged=(1,)), added])
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Casts, "_project", fail)
+    found = list(merge_tables(spark, zone, _BOTH, landing.windows[-1]))
+    assert sorted(each.table for each in found) == ["items", "notes"]
+
+
+def test_a_parked_row_is_no_version(
+    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step from a parked row to the snapshot that heals its table has the parked row."""
+    merge_together(monkeypatch)
+    landing = Landing(zone, [relation(column("id", "text"), column("v", "text"))])
+    landing.begin([["1", "a"]])
+    landing.land([insert("2", "b")])
+    target = CdcTable("shop", "items", scd=(2,))
+    path = merge(spark, landing, target).path
+    event = SchemaEvent(
+        epoch=1,
+        lsn=Lsn(landing.lsn),
+        table=TableName("shop", "items"),
+        relation_id=1000,
+        change=SchemaChange.ROW_PARKED,
+        columns=(),
+        detail="1 row cannot be decoded",
+        needs_snapshot=True,
+        found_by=STREAM,
+    )
+    landing.land([Change("P", ("byte 12: no tuple", "\\x49000003e84e"))], [insert("3", "c")])
+    zone.schema_events.record([event])
+    assert merge(spark, landing, target).waits_for
+    landing.copy([["1", "a"], ["2", "b"], ["3", "c"], ["4", "d"]])
+    landing.land([insert("5", "e")])
+    merge(spark, landing, target)
+    rows = spark.read.format("delta").load(path).collect()
+    assert sorted(row["id"] for row in rows) == ["1", "2", "3", "4", "5"]
+
+
+def _merge_both(spark: SparkSession, landing: Landing) -> list[MergeReport]:
+    found = list(merge_tables(spark, landing.zone, _BOTH, landing.windows[-1]))
+    reports = [each for each in found if isinstance(each, MergeReport)]
+    assert len(reports) == len(found) == len(_BOTH)
+    return reports
 
 
 def test_an_error_of_the_rows_has_its_own_reason() -> None:
