@@ -8,6 +8,8 @@ from typing import Any
 import pyarrow.fs as pafs
 
 FOLDER = "_delta_log"
+# The names of the files of a damaged log, beside the log, begin so.
+SET_ASIDE = f"{FOLDER}_damaged_"
 # Names the newest checkpoint.
 LAST_CHECKPOINT = f"{FOLDER}/_last_checkpoint"
 

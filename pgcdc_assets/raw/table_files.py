@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pyarrow.fs as pafs
 
-from pgcdc_assets.raw.delta_log import FOLDER
+from pgcdc_assets.raw.delta_log import FOLDER, SET_ASIDE
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.zone import RawZone
 
@@ -47,11 +47,11 @@ def set_log_aside(zone: RawZone, path: str) -> None:
     store = _store(zone)
     log = f"{_inside(zone, path)}/{FOLDER}"
     names = _file_names(store, log)
-    aside = f"{log}_damaged_{time.time_ns()}"
+    aside = f"{_inside(zone, path)}/{SET_ASIDE}{time.time_ns()}"
     for name in names:
         store.copy_file(f"{log}/{name}", f"{aside}_{name}")
-    # The newest entry first: the remaining entries never form a readable log of an older version.
-    for name in reversed(names):
+    # The oldest entry first: the remaining entries never form a readable log of an older version.
+    for name in names:
         store.delete_file(f"{log}/{name}")
 
 

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
-from pgcdc_assets.errors import TableDamaged
+from pgcdc_assets.errors import TableDamaged, TransientError
 from pgcdc_assets.raw.store_errors import explain_store_error
+
+# A table is not damaged by them. A rebuild would replace its log.
+_PASSING = frozenset(
+    {
+        errno.EAGAIN,
+        errno.EINTR,
+        errno.EIO,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+    }
+)
 
 
 @contextmanager
@@ -19,7 +36,7 @@ def explain_read_errors(path: str) -> Iterator[None]:
     Raises:
         TableDamaged: a file is missing, truncated or malformed.
         ConfigurationError: the object store refused access.
-        TransientError: the object store did not answer.
+        TransientError: the object store did not answer, or the operating system lacks something.
     """
     try:
         yield
@@ -27,7 +44,20 @@ def explain_read_errors(path: str) -> Iterator[None]:
         refused = explain_store_error(path, error)
         if refused is not None:
             raise refused from error
+        if (number := _error_number(error)) in _PASSING:
+            raise TransientError(
+                reason=f"The Delta table {path} could not be read: {os.strerror(number)}. "
+                "Run it again."
+            ) from error
         # The text of the library's error may quote statistics, which are values of rows.
         missing = isinstance(error, FileNotFoundError) or "not found" in str(error).lower()
         reason = "a file is missing" if missing else "its log is damaged"
         raise TableDamaged(path=path, reason=f"{reason} ({type(error).__name__})") from error
+
+
+def _error_number(error: Exception) -> int:
+    """Return the operating system's number of an error, which delta-rs has in its text; else 0."""
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    if found is not None:
+        return int(found[1])
+    return (error.errno or 0) if isinstance(error, OSError) else 0

@@ -27,7 +27,7 @@ from deltalake import DeltaTable
 from pgcdc_assets import failpoints
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.raw.delta_log import FOLDER as LOG_FOLDER
-from pgcdc_assets.raw.delta_log import read_commit
+from pgcdc_assets.raw.delta_log import SET_ASIDE, read_commit
 from pgcdc_assets.raw.files import filesystem, write_file
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.tables.checksums import delete_checksum
@@ -206,8 +206,10 @@ def has_unknown_files(lake: Lake, path: str, table: DeltaTable, keep_hours: floa
 def _is_no_data(path: str) -> bool:
     """Return whether a file belongs to the log or to this package, or is a checksum."""
     folder, _, name = path.rpartition("/")
-    return folder.partition("/")[0] in (LOG_FOLDER, _FOLDER) or (
-        name.startswith(".") and name.endswith(".crc")
+    return (
+        folder.partition("/")[0] in (LOG_FOLDER, _FOLDER)
+        or path.startswith(SET_ASIDE)
+        or (name.startswith(".") and name.endswith(".crc"))
     )
 
 

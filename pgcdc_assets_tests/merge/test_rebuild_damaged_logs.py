@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import datetime as dt
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import RawExpired, TableDamaged, TransientError
 from pgcdc_assets.lsn import Position
 from pgcdc_assets.merge import rebuild, replaced_table
 from pgcdc_assets.merge.rebuild import rebuild_table
-from pgcdc_assets.merge.replaced_table import create_again
+from pgcdc_assets.merge.replaced_table import create_again, describe_replaced
+from pgcdc_assets.raw import table_files
+from pgcdc_assets.raw.delta_log import commit_path
 from pgcdc_assets.raw.retention import remove_windows
 from pgcdc_assets.raw.table_files import set_log_aside
 from pgcdc_assets.raw.zone import RawZone
@@ -74,6 +79,56 @@ def description(path: str) -> dict[str, Any]:
         "protocol": (protocol.min_reader_version, set(protocol.reader_features or ())),
         "features": set(protocol.writer_features or ()),
     }
+
+
+def test_a_log_is_set_aside_from_its_oldest_entry_on(
+    zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a death in between, readers see no older version."""
+    path = zone.lake.path(zone.name, "scd1", "shop", "t")
+    Path(path).mkdir(parents=True)
+    for number in range(11):
+        write_deltalake(path, pa.table({"id": [number]}), mode="append")
+    Path(path, commit_path(8)).unlink()
+    store = table_files._store(zone)
+    real, deleted = store.delete_file, list[str]()
+
+    class Dying:
+        """The lake's files, of which three can be deleted."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+        def delete_file(self, name: str) -> None:
+            if len(deleted) == 3:
+                raise InterruptedError
+            deleted.append(name)
+            real(name)
+
+    monkeypatch.setattr(table_files, "_store", lambda _: Dying())
+    with pytest.raises(InterruptedError):
+        set_log_aside(zone, path)
+    with pytest.raises(TableDamaged):
+        open_table(zone.lake, path)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.EMFILE, "Too many open files"), DeltaError("Too many open files (os error 24)")],
+)
+def test_an_error_that_passes_does_not_replace_the_log(
+    zone: RawZone, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    path = zone.lake.path(zone.name, "scd2", "shop", "items")
+    Path(path).mkdir(parents=True)
+    write_deltalake(path, pa.table({"id": [1]}))
+
+    def fail(*_: object) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr("pgcdc_assets.tables.state.open_delta_table", fail)
+    with pytest.raises(TransientError, match="Too many open files"):
+        describe_replaced(zone, _HISTORY, path)
 
 
 def test_a_history_whose_first_changes_are_removed_is_not_replaced(

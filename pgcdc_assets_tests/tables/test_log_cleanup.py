@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from pgcdc_assets.lsn import Lsn, Position
-from pgcdc_assets.raw.delta_log import FOLDER, LAST_CHECKPOINT
+from pgcdc_assets.raw.delta_log import FOLDER, LAST_CHECKPOINT, SET_ASIDE
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.checkpoints import WITHOUT_UPKEEP
@@ -145,3 +145,11 @@ def test_the_log_of_a_table_with_further_features_is_kept(
     monkeypatch.setattr(DeltaTable, "create_checkpoint", fail)
     maintain_table(no_spark, lake, path, 1)
     assert set(Path(path, FOLDER).iterdir()) == before
+
+
+def test_a_log_that_was_set_aside_needs_no_vacuum(lake: Lake) -> None:
+    path = lake.path("t")
+    settled_table(path, 5)
+    Path(path, f"{SET_ASIDE}1_{0:020d}.json").write_text("{}")
+    make_old(path)
+    maintain_table(no_spark, lake, path, 1)
