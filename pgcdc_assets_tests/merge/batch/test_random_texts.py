@@ -117,12 +117,26 @@ def _merge(landing: Landing, target: CdcTable) -> MergeReport:
     return report
 
 
-def _check_image(report: MergeReport, expected: Versions) -> None:
+def _check_image(report: MergeReport, expected: Versions, *, has_twins: bool = False) -> None:
+    """Compare a table with the newest rows.
+
+    Args:
+        has_twins: the changes have whole old rows. A transaction with a deferred constraint may add
+            a row equal to the one that is there, and delete one of both: which one is not known.
+    """
     rows: _Rows = [
         (*each.row, each.start, each.ordinal, _changed_at(each), None)
         for each in expected.open.values()
     ]
-    assert _stored(report.path, *_IMAGE) == sorted(rows, key=repr)
+    rows.sort(key=repr)
+    stored = _stored(report.path, *_IMAGE)
+    if has_twins:
+        count = len(_NAMES)
+        assert [row[:count] for row in stored] == [row[:count] for row in rows]
+        positions = slice(count, count + 2)
+        assert all(a[positions] <= b[positions] for a, b in zip(stored, rows, strict=True))
+    else:
+        assert stored == rows
     assert report.row_count == len(rows)
 
 
@@ -166,7 +180,7 @@ def test_each_image_is_exact(
     for report in _merges(
         zone, rng, CdcTable("shop", "items"), expected, number, identity, truncates
     ):
-        _check_image(report, expected)
+        _check_image(report, expected, has_twins=identity == "f")
         places = {key: (each.start, each.ordinal) for key, each in expected.open.items()}
         if not truncates:
             there = before or {}
@@ -174,7 +188,8 @@ def test_each_image_is_exact(
         if before is not None and not truncates:
             assert report.rows_deleted == len(before.keys() - places.keys())
             changed = (places[key] != before[key] for key in before.keys() & places.keys())
-            assert report.rows_updated == sum(changed)
+            count = sum(changed)
+            assert report.rows_updated == count or (identity == "f" and report.rows_updated < count)
         before = places
 
 
