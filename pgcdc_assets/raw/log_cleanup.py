@@ -8,6 +8,7 @@ from deltalake import DeltaTable
 
 from pgcdc_assets.raw.delta_log import FOLDER, LAST_CHECKPOINT
 from pgcdc_assets.raw.files import push_to_disk
+from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.table import DELETED_FILE_RETENTION, RawTable
 
 
@@ -24,23 +25,22 @@ def set_file_retention(raw: RawTable, table: DeltaTable) -> None:
         raw.push_log_to_disk(table.version())
 
 
-def shorten_log(raw: RawTable, table: DeltaTable) -> None:
+def shorten_log(lake: Lake, path: str, table: DeltaTable) -> None:
     """Write a checkpoint, and remove the expired log entries before the checkpoint.
+
+    delta-rs removes all expired entries before the newest checkpoint, also if a part of that
+    checkpoint is missing or its file is empty. The checkpoint of this call is complete.
+
+    Args:
+        path: address of the table.
 
     Raises:
         DeltaError, OSError: the log could not be written.
     """
     table.create_checkpoint()
-    if raw.lake.is_local:
-        push_checkpoint_to_disk(Path(raw.uri), table.version())
+    if lake.is_local:
+        # Before the removal: a power failure must not lose both the entries and the checkpoint.
+        for entry in Path(path, FOLDER).glob(f"{table.version():020d}.checkpoint*"):
+            push_to_disk(entry)
+        push_to_disk(Path(path, LAST_CHECKPOINT))
     table.cleanup_metadata()
-
-
-def push_checkpoint_to_disk(table: Path, version: int) -> None:
-    """Push a checkpoint to the disk before the entries that it replaces are removed.
-
-    A power failure must not lose both.
-    """
-    for entry in (table / FOLDER).glob(f"{version:020d}.checkpoint*"):
-        push_to_disk(entry)
-    push_to_disk(table / LAST_CHECKPOINT)

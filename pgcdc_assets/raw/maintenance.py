@@ -99,12 +99,12 @@ def _shorten(
     epoch = zone.epochs.latest()
     if epoch is not None:
         zone.prepared.remove_ended(epoch.epoch, zone.captured_on(epoch)[0])
-    shorten_log(changes.table, table)
+    shorten_log(changes.table.lake, changes.table.uri, table)
     logs = (changes.window_index, zone.definitions, zone.table_list, zone.prepared)
     for other in (each.table for each in logs):
         loaded = other.load()
         if loaded is not None:
-            shorten_log(other, loaded)
+            shorten_log(other.lake, other.uri, loaded)
     tables = (
         changes,
         zone.relations,

@@ -52,16 +52,14 @@ def keep_checkpoints(lake: Lake, path: str, table: DeltaTable, *, commits: int =
         return
     with suppress(DeltaError, OSError):
         table.update_incremental()
-        write_checkpoint(lake, path, table)
+        delete_checksum_of_hint(lake, path)
+        table.create_checkpoint()
 
 
-def write_checkpoint(lake: Lake, path: str, table: DeltaTable) -> None:
-    """Write the checkpoint of the loaded version.
+def delete_checksum_of_hint(lake: Lake, path: str) -> None:
+    """Delete the checksum of `_last_checkpoint`, before a checkpoint by delta-rs replaces the file.
 
-    Raises:
-        DeltaError, OSError: it cannot be written.
+    With the checksum of an earlier content, Spark waits for three seconds at each first read of the
+    table, and then lists the log.
     """
-    # With the checksum of an earlier content, Spark waits for three seconds at each first read of
-    # the table, and then lists the log.
     delete_checksum(lake, filesystem(lake, path), LAST_CHECKPOINT)
-    table.create_checkpoint()

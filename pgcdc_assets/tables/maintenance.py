@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deltalake import DeltaTable
@@ -23,9 +22,9 @@ from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.raw.lake import Lake
-from pgcdc_assets.raw.log_cleanup import push_checkpoint_to_disk
+from pgcdc_assets.raw.log_cleanup import shorten_log
 from pgcdc_assets.spark.sql import delta_table, string
-from pgcdc_assets.tables.checkpoints import write_checkpoint
+from pgcdc_assets.tables.checkpoints import delete_checksum_of_hint
 from pgcdc_assets.tables.checksums import (
     delete_checksums_of_log,
     delete_checksums_without_files,
@@ -189,12 +188,8 @@ def _clean_log(lake: Lake, path: str) -> None:
     if table is not None:
         if _FEATURES.issuperset(table.protocol().writer_features or ()):
             with suppress(DeltaError, OSError):
-                # delta-rs deletes all entries before the newest checkpoint, also if a part of the
-                # checkpoint is missing or empty.
-                write_checkpoint(lake, path, table)
-                if lake.is_local:
-                    push_checkpoint_to_disk(Path(path), table.version())
-                table.cleanup_metadata()
+                delete_checksum_of_hint(lake, path)
+                shorten_log(lake, path, table)
         with suppress(DeltaError, OSError):
             delete_checksums_of_log(lake, path)
             if lake.is_local:

@@ -194,7 +194,7 @@ class MessageTable:
         compact(self.table, loaded, f"{self._app_id}:compaction", minimum_files=minimum_files)
         loaded = self.table.load_or_create()
         try:
-            shorten_log(self.table, loaded)
+            shorten_log(self.table.lake, self.table.uri, loaded)
             delete_old_files(self.table, loaded)
         except (DeltaError, OSError) as error:
             raise TransientError(

@@ -147,7 +147,7 @@ def test_a_log_whose_known_entries_were_removed_is_read_again(zone: RawZone) -> 
         land_empty(zone, number)
     table = zone.changes.table.load()
     assert table is not None
-    shorten_log(zone.changes.table, table)
+    shorten_log(zone.lake, zone.changes.table.uri, table)
     for version in range(table.version()):
         files_of(zone).delete_file(commit_path(version))
     assert zone.changes.captured_through(1) == 400

@@ -156,7 +156,7 @@ def test_compaction_does_not_mix_epochs(zone: RawZone) -> None:
 def test_files_that_cannot_be_compacted_stop_no_other_work(
     zone: RawZone, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    """A capture's run goes on after an error of the package only."""
+    """A capture's run continues after an error of the package only."""
     land_small_windows(zone, 6)
     file = next(Path(zone.changes.table.uri).glob("*.parquet"))
     if damage == "truncated":

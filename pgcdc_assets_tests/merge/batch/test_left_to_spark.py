@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -20,6 +19,7 @@ from pgcdc_assets.merge.batch.left_to_spark import NotInScope, reason_of
 from pgcdc_assets.merge.build_tasks import build_tasks
 from pgcdc_assets.merge.kinds.choose import choose_small_kind
 from pgcdc_assets.policies import StepLimit
+from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.schema_events import STREAM, SchemaChange, SchemaEvent
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
@@ -59,7 +59,7 @@ class _Case:
 
     phrase: str
     changes: tuple[Change, ...] = (update("1", _SECRET), insert("3", _SECRET))
-    relations: tuple[Any, ...] = (relation(*_COLUMNS),)
+    relations: tuple[Relation, ...] = (relation(*_COLUMNS),)
     target: CdcTable = _ITEMS
     copied: tuple[tuple[str, str], ...] = (("1", _SECRET), ("2", "b"))
     owner: Callable[[SparkSession, str], object] = lambda _, path: path
@@ -162,9 +162,7 @@ def test_the_report_of_several_steps_has_the_reason_and_another_merge_has_none(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     merge_together(monkeypatch)
-    landing = Landing(zone, [relation(*_COLUMNS)])
-    landing.begin([["1", "a"]])
-    landing.land([])
+    landing = _land_snapshot(zone)
     first = merge(spark, landing, _ITEMS)
     assert (first.spark_reason, merges_by_spark(first.path)) == ("", 0)
     DeltaTable(first.path).alter.set_table_properties({"delta.appendOnly": "false"})
@@ -188,9 +186,7 @@ def test_the_reason_after_an_error_has_its_kind_and_no_value(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     merge_together(monkeypatch)
-    landing = Landing(zone, [relation(*_COLUMNS)])
-    landing.begin([["1", "a"]])
-    landing.land([])
+    landing = _land_snapshot(zone)
     merge(spark, landing, _ITEMS)
     landing.land([update("1", "b")])
 
@@ -226,9 +222,7 @@ def test_a_table_is_left_once_if_its_fold_and_the_casts_of_the_others_fail(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     merge_together(monkeypatch)
-    landing = Landing(zone, [relation(*_COLUMNS), _NOTES])
-    landing.begin([["1", "a"]])
-    landing.land([])
+    landing = _land_snapshot(zone, _NOTES)
     _merge_both(spark, landing)
     added = replace(insert("6", "f"), relation_id=_NOTES.relation_id)
     landing.land([delete("1", None), update("1", None, unchanged=(1,)), added])
@@ -270,6 +264,14 @@ def test_a_parked_row_is_no_version(
     merge(spark, landing, target)
     rows = spark.read.format("delta").load(path).collect()
     assert sorted(row["id"] for row in rows) == ["1", "2", "3", "4", "5"]
+
+
+def _land_snapshot(zone: RawZone, *further: Relation) -> Landing:
+    """Land a snapshot of one row of the first table, and an empty window."""
+    landing = Landing(zone, [relation(*_COLUMNS), *further])
+    landing.begin([["1", "a"]])
+    landing.land([])
+    return landing
 
 
 def _merge_both(spark: SparkSession, landing: Landing) -> list[MergeReport]:
