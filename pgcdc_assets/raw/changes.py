@@ -18,11 +18,13 @@ from deltalake import DeltaTable
 from pgcdc_assets.errors import RawExpired, RawZoneError, TransientError, WindowUnavailable
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.raw import schema
+from pgcdc_assets.raw.app_ids import floor_app_id, landing_app_id
 from pgcdc_assets.raw.compaction import MINIMUM_FILES, CompactionReport, compact
 from pgcdc_assets.raw.row_groups import RelationGroups
 from pgcdc_assets.raw.scan import data_files, files_between, scan
 from pgcdc_assets.raw.table import CommitRefused, RawTable
 from pgcdc_assets.raw.window_index import WindowIndex
+from pgcdc_assets.raw.window_rows import LandedWindow
 from pgcdc_assets.raw.window_summary import COUNTED, SummaryBuilder, WindowSummary
 
 STATISTICS = ("epoch", "window", "commit_lsn", "relation_id", "schema", "table")
@@ -105,7 +107,7 @@ class ChangeLog:
 
     def app_id(self, epoch: int) -> str:
         """Return the application id of an epoch's landings."""
-        return f"pgcdc:{self.capture}:{epoch}"
+        return landing_app_id(self.capture, epoch)
 
     def captured_through(self, epoch: int) -> Lsn | None:
         """Return the end of the newest landed window; None for an epoch without windows."""
@@ -136,7 +138,7 @@ class ChangeLog:
 
     def floor_app_id(self, epoch: int) -> str:
         """Return the application id whose transaction version is the lowest retained LSN."""
-        return f"{self.app_id(epoch)}:floor"
+        return floor_app_id(self.capture, epoch)
 
     def timeline_app_id(self, epoch: int) -> str:
         """Return the application id whose transaction version is the newest window's timeline."""
@@ -298,6 +300,22 @@ class ChangeLog:
             return []
         floor = self._floor(table, epoch) or 0
         return self.window_index.windows(table, epoch, max(since or 0, floor))
+
+    def landed_windows(
+        self, epoch: int, since: Lsn | None = None, until: Lsn | None = None
+    ) -> list[LandedWindow]:
+        """Return the windows of `windows` without their counts by table, which need memory.
+
+        Args:
+            epoch: the epoch.
+            since: return windows that end above this LSN only; None: all windows.
+            until: return windows that start below this LSN only; None: all windows.
+        """
+        table = self.table.newest()
+        if table is None:
+            return []
+        floor = self._floor(table, epoch) or 0
+        return self.window_index.landed_windows(table, epoch, max(since or 0, floor), until)
 
     def compact(
         self, minimum_files: int = MINIMUM_FILES, loaded: DeltaTable | None = None

@@ -9,11 +9,16 @@ backup. A person who restores a lake in an object store restarts the processes t
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
+
+import pyarrow.fs as pafs
 
 from pgcdc_assets.raw.delta_log import commit_path, read_commit
 from pgcdc_assets.raw.files import filesystem
@@ -26,16 +31,31 @@ _LOG_READERS = 8
 
 Records = list[dict[str, Any]]
 
-# Version, and in a local lake time and size of the file.
-_Entry = tuple[int, tuple[int, int] | None]
 
-# By address and identifier of the table: the records that were asked for last.
-_KNOWN: dict[tuple[str, str], dict[_Entry, Records]] = {}
+@dataclass(frozen=True)
+class LogEntry:
+    """What is kept of a log entry.
+
+    Attributes:
+        records: the records of the commit.
+        digest: number of 63 bits that identifies the content. Two commits of one version, as before
+            and after a restore, have different times and file names.
+    """
+
+    records: Records
+    digest: int
+
+
+# Version, and in a local lake time and size of the file.
+_Key = tuple[int, tuple[int, int] | None]
+
+# By address and identifier of the table: the entries that were asked for last.
+_KNOWN: dict[tuple[str, str], dict[_Key, LogEntry]] = {}
 _MOST_TABLES = 64
 
 
-def read_records(lake: Lake, uri: str, table_id: str, versions: Iterable[int]) -> Records:
-    """Return the records of commits, in the order of the versions.
+def read_entries(lake: Lake, uri: str, table_id: str, versions: Iterable[int]) -> list[LogEntry]:
+    """Return log entries, in the order of the versions.
 
     `DeltaTable.history` is unsuitable: it reads the newest log, whatever version is loaded, and
     numbers the entries from the loaded version.
@@ -46,26 +66,39 @@ def read_records(lake: Lake, uri: str, table_id: str, versions: Iterable[int]) -
     Raises:
         FileNotFoundError: a log entry was removed.
     """
-    entries: list[_Entry] = [
+    keys: list[_Key] = [
         (version, _time_and_size(uri, version) if lake.is_local else None) for version in versions
     ]
     known = _KNOWN.get((uri, table_id), {})
-    found = {entry: known[entry] for entry in entries if entry in known}
-    missing = [entry for entry in entries if entry not in found]
+    found = {key: known[key] for key in keys if key in known}
+    missing = [key for key in keys if key not in found]
     if missing:
-        files = filesystem(lake, uri)
-
-        def read(entry: _Entry) -> Records:
-            actions = read_commit(files, entry[0])
-            infos = [action["commitInfo"] for action in actions if "commitInfo" in action]
-            return [info[RECORD] for info in infos if RECORD in info]
-
-        with ThreadPoolExecutor(_LOG_READERS) as readers:
-            found |= zip(missing, readers.map(read, missing), strict=True)
+        read = read_new_entries(lake, uri, [version for version, _ in missing])
+        found |= zip(missing, read, strict=True)
     if len(_KNOWN) >= _MOST_TABLES:
         _KNOWN.clear()
     _KNOWN[uri, table_id] = found
-    return [record for entry in entries for record in found[entry]]
+    return [found[key] for key in keys]
+
+
+def read_new_entries(lake: Lake, uri: str, versions: Iterable[int]) -> list[LogEntry]:
+    """Return log entries, in the order of the versions, and keep nothing.
+
+    Raises:
+        FileNotFoundError: a log entry was removed.
+    """
+    files = filesystem(lake, uri)
+    with ThreadPoolExecutor(_LOG_READERS) as readers:
+        return list(readers.map(lambda version: _read(files, version), versions))
+
+
+def _read(files: pafs.FileSystem, version: int) -> LogEntry:
+    actions = read_commit(files, version)
+    infos = [action["commitInfo"] for action in actions if "commitInfo" in action]
+    digest = blake2b(json.dumps(actions).encode(), digest_size=8).digest()
+    # A version of an application transaction is not negative.
+    number = int.from_bytes(digest, "big") >> 1
+    return LogEntry([info[RECORD] for info in infos if RECORD in info], number)
 
 
 def _time_and_size(uri: str, version: int) -> tuple[int, int]:

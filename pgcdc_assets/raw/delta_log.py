@@ -19,6 +19,11 @@ def commit_path(version: int) -> str:
     return f"{FOLDER}/{version:020d}.json"
 
 
+def checkpoint_path(version: int) -> str:
+    """Return the path of the checkpoint that delta-rs writes, relative to the table."""
+    return f"{FOLDER}/{version:020d}.checkpoint.parquet"
+
+
 def read_commit_lines(files: pafs.FileSystem, version: int) -> list[bytes]:
     """Read the actions of a commit, one JSON text each.
 

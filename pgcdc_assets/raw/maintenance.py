@@ -95,7 +95,9 @@ def _shorten(
     unsaved = changes.window_index.unsaved_entries(table)
     if unsaved < minimum_log_entries:
         return RawMaintenanceReport(files_merged=merged)
-    changes.window_index.save(table)
+    if not changes.window_index.save(table):
+        # Otherwise entries whose windows are not copied could be removed.
+        return RawMaintenanceReport(files_merged=merged)
     epoch = zone.epochs.latest()
     if epoch is not None:
         zone.prepared.remove_ended(epoch.epoch, zone.captured_on(epoch)[0])

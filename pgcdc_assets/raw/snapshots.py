@@ -196,7 +196,8 @@ class SnapshotStore:
         if loaded is None:
             return {}
         times = {}
-        for record in self.table.records(loaded, 0):
+        entries = self.table.entries(loaded, 1)
+        for record in (record for entry in entries for record in entry.records):
             if record.get("taken_at"):
                 epoch, schema, table = record["copy"]
                 key = (epoch, Lsn.parse(record["snapshot_lsn"]), schema, table)

@@ -27,8 +27,13 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from pgcdc_assets.error_text import first_line
 from pgcdc_assets.errors import ConfigurationError, RawZoneError, TransientError
-from pgcdc_assets.raw.commit_records import RECORD, read_records
-from pgcdc_assets.raw.delta_log import commit_path, read_commit
+from pgcdc_assets.raw.commit_records import RECORD, LogEntry, read_entries
+from pgcdc_assets.raw.delta_log import (
+    LAST_CHECKPOINT,
+    checkpoint_path,
+    commit_path,
+    read_commit,
+)
 from pgcdc_assets.raw.files import FileWriter, WrittenFile, filesystem, push_to_disk
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.log_table import open_delta_table
@@ -313,16 +318,14 @@ class RawTable:
             return False
         return True
 
-    def records(self, table: DeltaTable, after_version: int) -> list[dict[str, Any]]:
-        """Return the records of the commits after `after_version`, oldest first.
-
-        The last commit is the loaded version.
+    def entries(self, table: DeltaTable, first_version: int) -> list[LogEntry]:
+        """Return the log entries from `first_version` through the loaded version.
 
         Raises:
             FileNotFoundError: a log entry was removed.
         """
-        versions = range(after_version + 1, table.version() + 1)
-        return read_records(self.lake, self.uri, str(table.metadata().id), versions)
+        versions = range(first_version, table.version() + 1)
+        return read_entries(self.lake, self.uri, str(table.metadata().id), versions)
 
     def _check_present(self, added: Sequence[WrittenFile]) -> None:
         """Check that no VACUUM has deleted the written files.
@@ -367,9 +370,17 @@ class RawTable:
         raise AssertionError("a log has an end")
 
     def push_log_to_disk(self, version: int) -> None:
-        """Synchronise a local table's log entries from `version` on, because delta-rs does not."""
-        while (entry := Path(self.uri) / commit_path(version)).exists():
+        """Synchronise a local table's log from `version` on, because delta-rs does not.
+
+        delta-rs opens no table with a damaged checkpoint, also if all log entries are there.
+        """
+        table = Path(self.uri)
+        while (entry := table / commit_path(version)).exists():
             push_to_disk(entry)
+            if (table / checkpoint_path(version)).exists():
+                for path in (checkpoint_path(version), LAST_CHECKPOINT):
+                    if (table / path).exists():
+                        push_to_disk(table / path)
             version += 1
 
     def _unreadable(self, error: Exception) -> ConfigurationError | TransientError:

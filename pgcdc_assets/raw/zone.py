@@ -66,8 +66,11 @@ class RawZone:
             file_retention=changes.FILE_RETENTION,
         )
         windows = self._table("windows", schema.WINDOWS, (), window_index.STATISTICS)
-        windows_app_id = f"pgcdc:{self.name}:windows"
-        return ChangeLog(table, WindowIndex(windows, table, windows_app_id), self.name)
+        index = WindowIndex(windows, table, f"pgcdc:{self.name}:windows", self._epoch_starts)
+        return ChangeLog(table, index, self.name)
+
+    def _epoch_starts(self) -> dict[int, int]:
+        return {epoch.epoch: int(epoch.start_lsn) for epoch in self.epochs.all()}
 
     @cached_property
     def relations(self) -> RelationRegistry:
