@@ -26,7 +26,7 @@ from pgcdc_assets.merge.doubts import Doubt, find_doubt, find_lost_key
 from pgcdc_assets.merge.opened_table import (
     OpenedTable,
     check_log_is_there,
-    lowest_watermark,
+    lowest_start,
     open_scd_table,
     stored_key,
 )
@@ -88,11 +88,11 @@ def build_tasks(
         ]
     snapshots_of, kept_set = group_by_name(snapshots), set(kept)
     is_bounded = root is not None
-    lowest = lowest_watermark(opened, through.epoch)
 
     @cache
     def landed(epoch: int) -> Sequence[WindowSummary]:
-        return zone.changes.windows(epoch, lowest if epoch == through.epoch else None)
+        watermarks = ((table.target.name, table.watermark) for table in opened)
+        return zone.changes.windows(epoch, lowest_start(watermarks, snapshots, epoch))
 
     @cache
     def relations(epoch: int) -> SourceRelations:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pgcdc_assets.errors import ConfigurationError, MergeConflict
@@ -14,6 +14,7 @@ from pgcdc_assets.raw.source_relations import SourceRelations
 from pgcdc_assets.raw.table_ends import TableEnd, find_table_end
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.properties import KEY, RELATION_ID, parse_key
 from pgcdc_assets.tables.state import ScdState, holds_data_files, read_scd_state, table_path
 
@@ -135,15 +136,34 @@ def check_log_is_there(
     return True
 
 
-def lowest_watermark(opened: Sequence[OpenedTable], epoch: int) -> Lsn | None:
-    """Return the lowest watermark in an epoch; None if a table begins with a snapshot."""
-    lowest: Lsn | None = None
-    for table in opened:
-        watermark = table.state.watermark if table.state is not None else None
-        if watermark is None or watermark.epoch != epoch:
-            return None
-        lowest = watermark.lsn if lowest is None else min(lowest, watermark.lsn)
-    return lowest
+def lowest_start(
+    watermarks: Iterable[tuple[TableName, Position | None]],
+    snapshots: Iterable[Snapshot],
+    epoch: int,
+) -> Lsn | None:
+    """Return the lowest LSN from which the changes of an epoch are merged into a table.
+
+    A table that is not in the epoch yet begins with one of its snapshots there.
+
+    Args:
+        watermarks: source table and watermark of each table; None before the first merge.
+        snapshots: the complete snapshots of the raw zone.
+
+    Returns:
+        None if no table needs the epoch.
+    """
+    first: dict[TableName, Lsn] = {}
+    for snapshot in snapshots:
+        if snapshot.epoch == epoch:
+            lsn = snapshot.snapshot_lsn
+            first[snapshot.name] = min(lsn, first.get(snapshot.name, lsn))
+    starts = []
+    for name, watermark in watermarks:
+        if watermark is not None and watermark.epoch == epoch:
+            starts.append(watermark.lsn)
+        elif name in first and (watermark is None or watermark.epoch < epoch):
+            starts.append(first[name])
+    return min(starts, default=None)
 
 
 def stored_key(state: ScdState | None) -> tuple[str, ...]:

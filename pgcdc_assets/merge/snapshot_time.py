@@ -31,9 +31,9 @@ def _last_commit(zone: RawZone, snapshot: Snapshot) -> dt.datetime:
     Without such a commit it is the creation of the epoch.
     """
     commits = [
-        summary.last_commit_ts
-        for summary in zone.changes.windows(snapshot.epoch)
-        if summary.window.end <= snapshot.snapshot_lsn and summary.last_commit_ts is not None
+        landed.last_commit_ts
+        for landed in zone.changes.landed_windows(snapshot.epoch, until=snapshot.snapshot_lsn)
+        if landed.window.end <= snapshot.snapshot_lsn and landed.last_commit_ts is not None
     ]
     if commits:
         return max(commits)

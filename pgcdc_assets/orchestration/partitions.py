@@ -55,9 +55,10 @@ def find_unknown_windows(
     if newest >= through:
         return []
     since = newest.lsn if newest.epoch == epoch.epoch else None
-    landed = zone.changes.windows(epoch.epoch, since)
+    landed = zone.changes.landed_windows(epoch.epoch, since)
     there = set(known)
-    return [summary for summary in landed if summary.window not in there][-MAX_ADOPTED:]
+    unknown = [each.window for each in landed if each.window not in there]
+    return read_summaries(zone, unknown[-MAX_ADOPTED:])
 
 
 def find_surplus_keys(

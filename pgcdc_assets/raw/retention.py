@@ -25,7 +25,7 @@ from pgcdc_assets.raw.snapshots import (
     snapshot_of_file,
 )
 from pgcdc_assets.raw.table import CommitRefused
-from pgcdc_assets.raw.window_summary import WindowSummary
+from pgcdc_assets.raw.window_rows import LandedWindow
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 
@@ -66,13 +66,19 @@ def remove_windows(
         RawZoneError: the files do not contain the number of rows in the log. Nothing was changed.
     """
     changes = zone.changes
+    loaded = changes.table.newest()
     kept_from = changes.kept_from(epoch)
-    windows = changes.windows(epoch)
-    floor = _new_floor(windows, merged_through, older_than)
-    if floor is None or (kept_from is not None and floor <= kept_from):
+    if loaded is None:
         return RetentionReport(epoch, kept_from)
-    gone = [summary for summary in windows if summary.window.end <= floor]
-    row_count = sum(summary.row_count for summary in gone)
+    removed_through = kept_from or Lsn(0)
+    # With the window that ends at the floor, the newest one that was removed.
+    since = max(removed_through - 1, 0)
+    windows = changes.window_index.landed_windows(loaded, epoch, since)
+    floor = _new_floor(windows, merged_through, older_than, dt.datetime.now(dt.UTC))
+    if floor is None or floor <= removed_through:
+        return RetentionReport(epoch, kept_from)
+    gone = [each for each in windows if removed_through < each.window.end <= floor]
+    row_count = sum(each.row_count for each in gone)
     file_count = _remove_rows(zone, epoch, floor, row_count)
     return RetentionReport(epoch, floor, len(gone), row_count, file_count)
 
@@ -152,22 +158,36 @@ def _is_superseded(
 
 
 def _new_floor(
-    windows: Sequence[WindowSummary], merged_through: Lsn | None, older_than: dt.datetime
+    windows: Sequence[LandedWindow],
+    merged_through: Lsn | None,
+    older_than: dt.datetime,
+    now: dt.datetime,
 ) -> Lsn | None:
     """Return the end of the newest window that may be removed; None without such a window.
 
-    A window without rows has no commit time: the next window with rows decides.
+    The source's clock may have been wrong for some commits:
+
+    - A time later than now is wrong. Otherwise one commit with a clock of the future would end the
+      retention until that time.
+    - A time before that of an earlier window is wrong. Otherwise the commits of a clock of the past
+      would be removed soon after their landing.
+
+    A window with such a time, or without rows, is removed with the next window with a right time.
+    A wrong time that does not show delays the removal, by less than the error of the clock.
+
+    Args:
+        windows: with the newest removed window, whose time was right.
     """
-    floor = None
-    for summary in windows:
-        is_merged = merged_through is None or summary.window.end <= merged_through
-        if not is_merged:
+    floor = newest = None
+    for landed in windows:
+        if merged_through is not None and landed.window.end > merged_through:
             break
-        if summary.last_commit_ts is None:
+        time = landed.last_commit_ts
+        if time is None or time > now or (newest is not None and time < newest):
             continue
-        if summary.last_commit_ts >= older_than:
+        if time >= older_than:
             break
-        floor = summary.window.end
+        floor, newest = landed.window.end, time
     return floor
 
 

@@ -27,11 +27,19 @@ DAY = dt.timedelta(days=1)
 LATER = COMMIT_TS + 10 * DAY
 
 
-def land_days(zone: RawZone, days: int, epoch: int = 1) -> None:
-    """Land one window per day from day 0. Each window has 10 LSNs and two changes."""
-    for day in range(days):
-        start = 1000 + 10 * day
-        rows = transaction(start + 5, 2, commit_ts=COMMIT_TS + day * DAY)
+def land_days(
+    zone: RawZone, days: int, epoch: int = 1, *, day: int = 0, shown: int | None = None
+) -> None:
+    """Land one window per day. Each window has 10 LSNs and two changes.
+
+    Args:
+        day: the first day.
+        shown: the day by the source's clock; None: the same.
+    """
+    for each in range(day, day + days):
+        start = 1000 + 10 * each
+        time = COMMIT_TS + (each if shown is None else shown) * DAY
+        rows = transaction(start + 5, 2, commit_ts=time)
         zone.changes.land(window(start, start + 10, epoch), [rows])
 
 
@@ -83,6 +91,34 @@ def test_windows_without_rows_are_removed_with_the_next_window_with_rows(zone: R
     zone.changes.land(window(1020, 1030), [])
     assert remove_windows(zone, 1, Lsn(1030), LATER).floor == Lsn(1020)
     assert starts(zone) == [1020]
+
+
+@pytest.mark.parametrize("years", [70, -40])
+def test_a_commit_with_a_wrong_clock_neither_ends_the_retention_nor_is_removed_early(
+    zone: RawZone, years: int
+) -> None:
+    """The source's clock was wrong for the commits of days 3 and 9, and right before and after."""
+    wrong = COMMIT_TS.replace(year=COMMIT_TS.year + years)
+    for day in range(10):
+        start = 1000 + 10 * day
+        time = wrong if day in (3, 9) else COMMIT_TS + day * DAY
+        zone.changes.land(window(start, start + 10), [transaction(start + 5, 2, commit_ts=time)])
+    for days, floor in ((2.5, 1030), (2.5, 1030), (3.5, 1030), (4.5, 1050), (8.5, 1090)):
+        report = remove_windows(zone, 1, Lsn(1100), COMMIT_TS + days * DAY)
+        assert report.floor == Lsn(floor)
+    assert starts(zone) == [1090]
+    # A later window shows that the window of day 9 is old.
+    land_days(zone, 1, day=10)
+    assert remove_windows(zone, 1, Lsn(1110), COMMIT_TS + 10.5 * DAY).floor == Lsn(1110)
+
+
+def test_a_time_of_the_future_that_has_come_delays_the_removal_of_the_next_windows(
+    zone: RawZone,
+) -> None:
+    for day, shown in enumerate((0, 3, 2, 3, 4)):
+        land_days(zone, 1, day=day, shown=shown)
+    assert remove_windows(zone, 1, Lsn(1050), COMMIT_TS + 2.5 * DAY).floor == Lsn(1010)
+    assert remove_windows(zone, 1, Lsn(1050), COMMIT_TS + 3.5 * DAY).floor == Lsn(1040)
 
 
 def test_other_epochs_are_not_changed(zone: RawZone) -> None:

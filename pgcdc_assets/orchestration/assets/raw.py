@@ -213,7 +213,7 @@ class _Landing:
     def _skip_landed(self) -> None:
         """Continue after the windows that the run before this one has landed until now."""
         assert self._last is not None
-        landed = self.zone.changes.windows(self._last.epoch, self._last.end)
+        landed = self.zone.changes.landed_windows(self._last.epoch, self._last.end)
         if landed:
             # The next window need not wait.
             due = time.monotonic() - self.capture.windows.max_age_seconds

@@ -55,7 +55,7 @@ def check_windows(
         tables: the declared tables.
     """
     first, last = recounts[0].decoded.window, recounts[-1].decoded.window
-    landed = [summary.window for summary in zone.changes.windows(first.epoch, first.start)]
+    landed = [each.window for each in zone.changes.landed_windows(first.epoch, first.start)]
     holes = [
         f"{before.end} to {after.start}"
         for before, after in pairwise(landed)
