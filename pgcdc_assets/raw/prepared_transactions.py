@@ -282,8 +282,10 @@ class PreparedStore:
 
 
 def _has_ended(stored: _Stored, epoch: int, captured_through: Lsn) -> bool:
-    is_captured = stored.ended_by is not None and stored.ended_by <= captured_through
-    return stored.epoch != epoch or is_captured
+    if stored.epoch != epoch:
+        # A later epoch may have begun after the caller looked at the epochs.
+        return stored.epoch < epoch
+    return stored.ended_by is not None and stored.ended_by <= captured_through
 
 
 def _may_hold(file: DataFile, stored: _Stored) -> bool:
