@@ -26,6 +26,13 @@ SMALL_FILE_BYTES = 32 * 1024 * 1024
 TARGET_BYTES = 128 * 1024 * 1024
 MINIMUM_FILES = 64
 
+# Each window of a capture asks for a compaction, which reads up to the target size before it fails.
+_PAUSE_SECONDS = 600.0
+
+# By address of a table: the files that could not be compacted, and the time of the last failure by
+# the monotonic clock.
+_FAILED: dict[str, tuple[float, frozenset[str]]] = {}
+
 
 @dataclass(frozen=True)
 class CompactionReport:
@@ -47,6 +54,8 @@ def compact(
 ) -> list[CompactionReport]:
     """Compact neighbouring small files of `raw/changes` or a table with its order of rows.
 
+    Files that could not be compacted are left alone for some minutes.
+
     Args:
         table: a table with `epoch` and `commit_lsn`, and statistics of both.
         loaded: the newest version of the table.
@@ -56,7 +65,12 @@ def compact(
     Raises:
         RawZoneError: the files do not contain the number of rows in the log.
     """
-    small = [file for file in data_files(loaded) if file.size_bytes < SMALL_FILE_BYTES]
+    failed = _failed_files(table.uri)
+    small = [
+        file
+        for file in data_files(loaded)
+        if file.size_bytes < SMALL_FILE_BYTES and file.path not in failed
+    ]
     if len(small) < minimum_files:
         return []
     reports = []
@@ -66,8 +80,17 @@ def compact(
         except CommitRefused:
             # Another process compacts the same files.
             break
+        except Exception:
+            failed = failed.union(file.path for file in files)
+            _FAILED[table.uri] = (time.monotonic(), failed)
+            raise
         loaded = table.load_or_create()
     return reports
+
+
+def _failed_files(uri: str) -> frozenset[str]:
+    failed_at, files = _FAILED.get(uri, (0.0, frozenset()))
+    return files if time.monotonic() < failed_at + _PAUSE_SECONDS else frozenset()
 
 
 def _neighbours(small: Sequence[DataFile]) -> Iterator[list[DataFile]]:

@@ -78,6 +78,10 @@ def test_the_log_is_on_the_disk_from_its_first_entry_to_its_checkpoint(
     log = table / "_delta_log"
     assert set(log.glob("*.json")) <= set(pushed)
     assert {table, table.parent} <= set(pushed)
+    # delta-rs opens no table with a damaged checkpoint, also if all log entries are there.
+    land_small_windows(zone, 49, first=1003)
+    assert len(list(log.glob("*.checkpoint*"))) == 1
+    assert {*log.glob("*.checkpoint*"), log / "_last_checkpoint"} <= set(pushed)
     maintain_raw_zone(zone, minimum_log_entries=1)
     assert {*log.glob("*.checkpoint*"), log / "_last_checkpoint"} <= set(pushed)
 
@@ -181,6 +185,22 @@ def test_compaction_stops_at_a_missing_file(zone: RawZone) -> None:
     with pytest.raises(RawZoneError, match="a file of its log is missing"):
         maintain_raw_zone(zone, minimum_files=2)
     assert DeltaTable(zone.changes.table.uri).version() == version
+
+
+def test_files_that_cannot_be_compacted_are_left_alone_for_some_minutes(
+    zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise each window would read up to 128 MB, and new files would never be compacted."""
+    land_small_windows(zone, 6)
+    next(Path(zone.changes.table.uri).glob("*.parquet")).unlink()
+    with pytest.raises(RawZoneError, match="a file of its log is missing"):
+        maintain_raw_zone(zone, minimum_files=2)
+    assert maintain_raw_zone(zone, minimum_files=2) == RawMaintenanceReport()
+    land_small_windows(zone, 6, first=1006)
+    assert maintain_raw_zone(zone, minimum_files=2).files_merged == 4
+    monkeypatch.setattr(compaction, "_PAUSE_SECONDS", 0.0)
+    with pytest.raises(RawZoneError, match="a file of its log is missing"):
+        maintain_raw_zone(zone, minimum_files=2)
 
 
 @pytest.mark.parametrize(("days", "is_marked"), [(2, False), (8, True)])
