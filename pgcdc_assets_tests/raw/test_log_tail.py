@@ -12,12 +12,13 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 
 from pgcdc_assets.errors import RawZoneError
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.raw import log_tail
+from pgcdc_assets.raw import commit_records, log_tail
 from pgcdc_assets.raw.delta_log import commit_path
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.log_cleanup import shorten_log
 from pgcdc_assets.raw.log_table import LogTable
+from pgcdc_assets.raw.maintenance import maintain_raw_zone
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.object_store import StoreProxy
 from pgcdc_assets_tests.support.raw.rows import land_empty, zone_with_window
@@ -208,3 +209,20 @@ def test_a_lake_with_other_options_does_not_get_the_object(zone: RawZone) -> Non
     other = Lake(zone.lake.uri, {**zone.lake.storage_options, "timeout": "20s"})
     assert log_tail.take_table(other, uri, name) is None
     assert log_tail.take_table(zone.lake, uri, name) is not None
+
+
+def test_a_log_from_before_the_newest_copy_of_its_windows_is_noticed(zone: RawZone) -> None:
+    """The backup of `raw/changes` is older than that of `raw/windows`."""
+    for number in range(1, 4):
+        land_empty(zone, number)
+    backup = log_of(zone)
+    for number in range(4, 8):
+        land_empty(zone, number)
+    maintain_raw_zone(zone, minimum_log_entries=1)
+    put_log(zone, backup)
+    # As after the restart of the process.
+    commit_records._KNOWN.clear()
+    for start in range(400, 1000, 150):
+        zone.changes.land(LsnWindow.of(1, start, start + 150), [])
+    ends = [int(each.window.end) for each in RawZone(zone.lake, zone.name).changes.windows(1)]
+    assert ends == [100, 200, 300, 400, 550, 700, 850, 1000]
