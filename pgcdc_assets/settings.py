@@ -47,7 +47,7 @@ class CdcTable:
         schema: the table's schema.
         table: the table's name.
         scd: the SCD types to keep: 1, the current image; 2, the history.
-        key: columns that identify a row; None: the columns of the replica identity.
+        key: columns that identify a row at each commit; None: those of the replica identity.
         tracked: columns whose change opens a version in the history; None: all columns.
         soft_deletes: the current image keeps deleted rows and marks these rows.
         without_key: the current image of a table without a key: `bag`, the multiset of its rows, or

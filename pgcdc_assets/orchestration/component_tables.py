@@ -19,7 +19,8 @@ class TableModel(dg.Model, Resolvable):
     )
     key: list[str] | None = Field(
         default=None,
-        description="Columns that identify a row. Unset: the columns of the replica identity.",
+        description="Columns that identify a row at each commit. "
+        "Unset: the columns of the replica identity.",
     )
     scd: list[int] = Field(
         default=list(CdcTable.scd),

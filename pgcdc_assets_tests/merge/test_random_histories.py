@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 @pytest.mark.sampled
 @cuts("some")
-@cases("default-plain-large", "full-plain-small", "full-truncate-small")
+@cases("default-plain-large", "full-plain-small", "full-truncate-small", "part-plain-large")
 def test_the_table_equals_postgres_for_any_cut_into_windows_and_runs(
     spark: SparkSession,
     zone: RawZone,

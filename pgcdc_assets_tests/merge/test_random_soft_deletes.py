@@ -37,7 +37,7 @@ _SOFT = CdcTable("shop", "items", soft_deletes=True)
 
 @pytest.mark.sampled
 @cuts("some")
-@cases("default-plain-large")
+@cases("default-plain-large", "part-plain-small")
 def test_each_key_has_its_newest_state_for_any_cut(
     spark: SparkSession,
     zone: RawZone,

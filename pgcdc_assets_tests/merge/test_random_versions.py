@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 @pytest.mark.sampled
 @cuts("some")
-@cases("default-plain-large", "full-truncate-small")
+@cases("default-plain-large", "full-truncate-small", "part-plain-small")
 @pytest.mark.parametrize(
     "tracked",
     [

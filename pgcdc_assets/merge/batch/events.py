@@ -5,7 +5,8 @@ delete is the departure of its key, and an update of the key is both.
 
 Columns of an events table: `lsn`, `ordinal`, `commit_ts`, `op`, `is_content`, `is_move` (a content
 whose row came from another key), `text_0` ... and, for the fields that changes leave out,
-`unknown_3` ... A departure has the texts of its key only; a departure of a multiset has all texts.
+`unknown_3` ... A departure has the texts of its key only, or of its replica identity if the key is
+a part of it; a departure of a multiset has all texts.
 """
 
 from __future__ import annotations
@@ -85,11 +86,11 @@ def _events(rows: pa.Table, layout: Layout, fold: Fold) -> list[pa.Table]:
 
 
 def _is_move(contents: pa.Table, layout: Layout, fold: Fold) -> Flags:
-    """Return which contents are updates that changed the key."""
+    """Return which contents are updates that changed the key or the replica identity."""
     found = np.zeros(contents.num_rows, np.bool_)
     if not fold.stats.has_old_tuples:
         return found
-    for index in fold.schema.key:
+    for index in fold.identity:
         before = _text(contents, "old", layout.positions[index])
         after = _text(contents, "new", layout.positions[index])
         found |= ~is_same(before, after)
@@ -119,7 +120,7 @@ def _departures(rows: pa.Table, layout: Layout, fold: Fold) -> pa.Table:
     count = rows.num_rows
     texts = [
         _text(rows, "old", position)
-        if index in fold.schema.key or (fold.stats.is_full and position is not None)
+        if index in fold.identity or (fold.stats.is_full and position is not None)
         else pa.nulls(count, pa.large_string())
         for index, position in enumerate(layout.positions)
     ]

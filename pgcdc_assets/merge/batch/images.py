@@ -43,7 +43,8 @@ def merge_contents(stored: pa.Table, typed: TypedRows, schema: TableSchema) -> C
         # Under whole old rows, each row of the step may have been added and removed again.
         return Contents(stored)
     of_changes, of_stored, of_origins = encode_rows(typed, stored, schema)
-    size = int(max(of_changes.max(initial=-1), of_stored.max(initial=-1))) + 1
+    # A row may come from a key that the changes leave as it was (`Twins`).
+    size = 1 + max(int(each.max(initial=-1)) for each in (of_changes, of_stored, of_origins))
     change = np.full(size, -1, np.int64)
     change[of_changes] = np.arange(count)
     if len(np.unique(of_changes)) < count:

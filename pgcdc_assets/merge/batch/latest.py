@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +34,41 @@ _TIME = pa.timestamp("us", tz="UTC")
 
 
 @dataclass(frozen=True)
+class Twins:
+    """The events of a key that is a part of the replica identity: two rows may have it.
+
+    Attributes:
+        identities: the number of each event's replica identity.
+        balance: by how much each event changes the number of rows: -1, 0 or 1.
+    """
+
+    identities: Numbers
+    balance: Numbers
+
+    def rows_at_commit(self, codes: Numbers, lsn: Numbers, is_content: Flags) -> Numbers:
+        """Find for each key and transaction the row of the key at the commit, or its departure.
+
+        See `merge/fold/latest.py`. The events are in order.
+
+        Args:
+            codes: the number of each event's key.
+
+        Returns:
+            The events, in order.
+        """
+        order = np.arange(len(codes))
+        rows = number_pairs(self.identities, lsn)
+        last = last_of_each(rows, order)
+        balance = np.bincount(rows, self.balance)
+        decides = is_content[last] | (balance < 0)
+        # Contents come after departures, so that the last one is a content if there is one.
+        found = np.sort(last[decides])
+        found = np.concatenate([found[~is_content[found]], found[is_content[found]]])
+        of_key = last_of_each(number_pairs(codes, lsn), found)
+        return np.sort(of_key[of_key >= 0])
+
+
+@dataclass(frozen=True)
 class RowTexts:
     """Rows of one table as texts: at most one of a key, or the events of each key in order.
 
@@ -44,6 +79,7 @@ class RowTexts:
         unknown: by field index, which rows take the value from a row of the table.
         origins: the texts of the key of that row, one array for each column of the key; empty if it
             is the row's own key.
+        twins: what tells the rows of one key apart; None if a key has one row at any time.
     """
 
     columns: Sequence[pa.Array]
@@ -54,6 +90,7 @@ class RowTexts:
     is_content: Flags
     unknown: dict[int, Flags] = field(default_factory=dict)
     origins: Sequence[pa.Array] = ()
+    twins: Twins | None = None
 
     @property
     def row_count(self) -> int:
@@ -93,9 +130,14 @@ def fold_texts(changes: pa.Table, fold: Fold) -> RowTexts:
     events, codes = _keyed_events(changes, fold)
     if fold.stats.is_full:
         rows, at = _keep_bag_remainder(events, codes, fold)
-    else:
-        rows = at = last_of_each(codes, np.arange(len(codes)))
-    return _texts_of(events, codes, rows, at, fold)
+        return _texts_of(events, codes, rows, at, fold)
+    order, twins = np.arange(len(codes)), _find_twins(events, fold)
+    if twins is not None:
+        lsn = events.column("lsn").to_numpy()
+        order = twins.rows_at_commit(codes, lsn, _flags(events, "is_content"))
+    rows = last_of_each(codes, order)
+    rows = rows[rows >= 0]
+    return _texts_of(events, codes if twins is None else twins.identities, rows, rows, fold)
 
 
 def event_texts(changes: pa.Table, fold: Fold, most_bytes: int) -> RowTexts:
@@ -109,14 +151,33 @@ def event_texts(changes: pa.Table, fold: Fold, most_bytes: int) -> RowTexts:
         NotInScope: these texts exceed the bound, or a text is nowhere to be found.
     """
     events, codes = _keyed_events(changes, fold)
-    every = np.arange(len(codes))
-    return _texts_of(events, codes, every, every, fold, most_bytes)
+    every, twins = np.arange(len(codes)), _find_twins(events, fold)
+    if twins is None:
+        return _texts_of(events, codes, every, every, fold, most_bytes)
+    texts = _texts_of(events, twins.identities, every, every, fold, most_bytes)
+    return replace(texts, twins=twins)
 
 
 def _keyed_events(changes: pa.Table, fold: Fold) -> tuple[pa.Table, Numbers]:
     """Return the events of changes in order, and the number of each event's key."""
     events = _sorted(build_events(changes, fold))
     return events, encode_keys([events.column(f"text_{index}") for index in fold.schema.key])
+
+
+def _find_twins(events: pa.Table, fold: Fold) -> Twins | None:
+    if not fold.further_identity:
+        return None
+    is_arrival = _flags(events, "is_move") | pc.equal(events.column("op"), "I").to_numpy()
+    balance = np.where(_flags(events, "is_content"), is_arrival.astype(np.int64), -1)
+    return Twins(encode_keys([events.column(f"text_{index}") for index in fold.identity]), balance)
+
+
+def number_pairs(left: Numbers, right: Numbers) -> Numbers:
+    """Number the distinct pairs from 0."""
+    _, of_right = np.unique(right, return_inverse=True)
+    pairs = left * (int(of_right.max(initial=0)) + 1) + of_right
+    found: Numbers = np.unique(pairs, return_inverse=True)[1].astype(np.int64)
+    return found
 
 
 def _texts_of(
@@ -130,7 +191,7 @@ def _texts_of(
     """Return some of the events, with the last known text of each value that a change leaves out.
 
     Args:
-        codes: the number of each event's key.
+        codes: the number of what identifies each event's row: its key or its replica identity.
         rows: the events that are returned.
         at: the events whose positions they get.
     """
@@ -145,9 +206,7 @@ def _texts_of(
             column, is_left_out = events.column(f"text_{index}"), _flags(events, f"unknown_{index}")
             source = _find_known(earlier, ~is_left_out)[rows]
             if (is_content & ~is_row[source]).any():
-                # A departure of the same key belongs to another row: the key of the settings is a
-                # part of the replica identity.
-                raise NotInScope("two rows have the same key of the settings")
+                raise NotInScope("a change lacks a value of a row that has left")
             source = np.where(is_content, source, rows)
             most_bytes -= int(value_bytes(column)[source].sum())
             if most_bytes < 0:

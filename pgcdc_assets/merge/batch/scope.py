@@ -214,8 +214,10 @@ def _fold_reasons(fold: Fold, scd: int) -> Iterator[str]:
         field.convert_default for field in fold.schema.fields
     ):
         yield "the type of a column has changed"
-    if set(fold.unchanged) & set(fold.schema.key):
+    if set(fold.unchanged) & set(fold.identity):
         yield "a change lacks a value of its key"
+    if not set(fold.further_identity) <= set(fold.common_fields):
+        yield "older changes lack a column of the replica identity"
     if scd == 2 and is_full:
         yield "the history has changes with whole old rows"
     if scd == 2 and fold.schema.retained:

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from pgcdc_assets.merge.batch.contents import Contents
 from pgcdc_assets.merge.batch.equal_values import Flags, is_same
 from pgcdc_assets.merge.batch.events import Numbers, one_array
+from pgcdc_assets.merge.batch.latest import RowTexts, number_pairs
 from pgcdc_assets.merge.batch.left_to_spark import NotInScope
 from pgcdc_assets.merge.batch.typed_rows import TypedRows, encode_rows, with_stored_values
 from pgcdc_assets.merge.fold.table_schema import TableSchema
@@ -63,9 +64,10 @@ def merge_versions(stored: pa.Table, typed: TypedRows, schema: TableSchema, epoc
         raise NotInScope("two current versions have one key")
     texts = typed.texts
     rows = with_stored_values(typed, stored, at_table[of_origins], texts.is_content, schema)
-    is_kept = ~_comes_back(of_events, typed)
-    rows, codes = rows.filter(pa.array(is_kept)), of_events[is_kept]
-    is_content = texts.is_content[is_kept]
+    kept = _untangle(of_events, texts, at_table)
+    kept = kept[~_comes_back(of_events[kept], texts, kept)]
+    rows, codes = rows.take(pa.array(kept)), of_events[kept]
+    is_content = texts.is_content[kept]
     starts = ~is_content | ~_is_repeated(rows, is_content, codes, stored, at_table, schema)
     started = np.flatnonzero(starts)
     of_key = codes[started]
@@ -91,19 +93,51 @@ def merge_versions(stored: pa.Table, typed: TypedRows, schema: TableSchema, epoc
     )
 
 
-def _comes_back(codes: Numbers, typed: TypedRows) -> Flags:
+def _untangle(codes: Numbers, texts: RowTexts, at_table: Numbers) -> Numbers:
+    """Fold a transaction in which a key had two rows, or fewer than none, to one step.
+
+    Args:
+        codes: the number of each event's key.
+        at_table: the current version of each key; -1 without one.
+
+    Returns:
+        The events that remain, in order.
+    """
+    every = np.arange(len(codes))
+    if texts.twins is None:
+        return every
+    by_key = np.argsort(codes, kind="stable")
+    total = np.cumsum(texts.twins.balance[by_key])
+    begins = _preceding(codes)[by_key] < 0
+    before = (total - texts.twins.balance[by_key])[begins]
+    held = np.empty(len(codes), np.int64)
+    held[by_key] = total - before[np.cumsum(begins) - 1]
+    held += at_table[codes] >= 0
+    steps = number_pairs(codes, texts.lsn)
+    is_odd = np.bincount(steps, (held < 0) | (held > 1)) > 0
+    is_tangled = is_odd[steps]
+    at_commit = np.zeros(len(codes), np.bool_)
+    at_commit[texts.twins.rows_at_commit(codes, texts.lsn, texts.is_content)] = True
+    return every[~is_tangled | at_commit]
+
+
+def _comes_back(codes: Numbers, texts: RowTexts, events: Numbers) -> Flags:
     """Return which departures have the position of the next content of their key.
 
     A row that one change removes and adds again was never absent.
+
+    Args:
+        codes: the number of each event's key.
+        events: the places of the events in `texts`.
     """
-    texts = typed.texts
+    is_content, lsn, ordinal = (x[events] for x in (texts.is_content, texts.lsn, texts.ordinal))
     after = _following(codes)
     found: Flags = (
-        ~texts.is_content
+        ~is_content
         & (after >= 0)
-        & texts.is_content[after]
-        & (texts.lsn[after] == texts.lsn)
-        & (texts.ordinal[after] == texts.ordinal)
+        & is_content[after]
+        & (lsn[after] == lsn)
+        & (ordinal[after] == ordinal)
     )
     return found
 

@@ -49,6 +49,7 @@ The rules:
 
 1. The order is (commit LSN, ordinal). No clock decides anything.
 2. A key is compared by its typed value. If the type cannot hold a text, the text is compared too.
+   At each commit a key has at most one row. Within a transaction it may have two (`latest`).
 3. A tuple is read by the layout of its own relation version (`table_schema`), and columns are
    matched by attribute number. `typed_columns` casts the texts last.
 4. A value that its typed column cannot hold is NULL there, and its text is in `_rescued`.

@@ -10,8 +10,8 @@ content of the new one. The order is (commit_lsn, ordinal), and nothing else.
 Columns of an events frame: `key_0`, `key_1` ... the typed key (and `key_rescued_0` ... where the
 type cannot hold every text: the text that it could not), `commit_lsn`, `ordinal`, `commit_ts`,
 `op`, `is_content`, `tuple` (the texts in the newest layout; NULL for a departure) and, where the
-changes need it, `unknown` (the fields that the change leaves out: unchanged TOAST), `is_arrival`
-and `is_move`.
+changes need it, `identity_0` ... (the texts of the other columns of the replica identity),
+`unknown` (the fields that the change leaves out: unchanged TOAST), `is_arrival` and `is_move`.
 """
 
 from __future__ import annotations
@@ -70,6 +70,31 @@ class Fold:
     def unknown(self) -> tuple[int, ...]:
         """Indexes of the fields that neither the new nor the old tuple of a change has."""
         return () if self.stats.is_full else self.unchanged
+
+    @property
+    def further_identity(self) -> tuple[int, ...]:
+        """Indexes of the fields of the replica identity beyond the key.
+
+        Empty if at most one row can have a key at any time, as far as the changes show: the key is
+        the replica identity, nothing leaves a key, or whole old rows are counted (`latest.py`).
+        """
+        if self.stats.is_full or not self.stats.old_kinds - {None}:
+            return ()
+        identities = [layout.identity for layout in self.layouts if layout.identity]
+        if not identities:
+            return ()
+        return tuple(sorted(frozenset.intersection(*identities).difference(self.schema.key)))
+
+    @property
+    def identity(self) -> tuple[int, ...]:
+        """Indexes of the fields that identify a row at any time: the key and further fields."""
+        return (*self.schema.key, *self.further_identity)
+
+    @property
+    def row_columns(self) -> tuple[str, ...]:
+        """The columns of events that identify a row at any time."""
+        further = range(len(self.further_identity))
+        return (*self.key_columns, *(f"identity_{number}" for number in further))
 
     @property
     def kept(self) -> tuple[int, ...]:
@@ -165,11 +190,11 @@ class Fold:
     def is_unknown(self, index: int) -> str:
         """Write the SQL of whether neither tuple has the field.
 
-        An old tuple of kind O is the whole row. An old tuple of kind K has the key, and NULL in all
-        other fields.
+        An old tuple of kind O is the whole row. An old tuple of kind K has the replica identity,
+        and NULL in all other fields.
         """
         unchanged = self.is_unchanged(index)
-        if index in self.schema.key:
+        if index in self.identity:
             return f"({unchanged} AND old IS NULL)"
         return f"({unchanged} AND NOT old_kind <=> 'O')"
 
@@ -224,8 +249,13 @@ def build_events(changes: DataFrame, fold: Fold) -> DataFrame:
     def key_text(index: int) -> str:
         return f"IF(op = 'D', {fold.old_text(index)}, {fold.new_text(index)})"
 
+    def identity(text: Callable[[int], str]) -> list[str]:
+        further = enumerate(fold.further_identity)
+        return [f"{text(index)} AS identity_{number}" for number, index in further]
+
     own = [
         *fold.key_values("key", "key_rescued", key_text),
+        *identity(key_text),
         *_COMMON,
         *fold.origin_columns,
         "op <> 'D' AS is_content",
@@ -233,6 +263,7 @@ def build_events(changes: DataFrame, fold: Fold) -> DataFrame:
     ]
     left = [
         *fold.key_values("key", "key_rescued", fold.old_text),
+        *identity(fold.old_text),
         *_COMMON,
         *fold.origin_columns,
         "false AS is_content",
@@ -241,16 +272,13 @@ def build_events(changes: DataFrame, fold: Fold) -> DataFrame:
     key_changes = _key_changes(fold)
     if fold.unknown:
         unknown = ", ".join(f"IF({fold.is_unknown(i)}, {i}, NULL)" for i in fold.unknown)
-        own += [
-            f"nullif(array_compact(array({unknown})), CAST(array() AS ARRAY<INT>)) AS unknown",
-            f"(op = 'I' OR {key_changes}) AS is_arrival",
-            f"{key_changes} AS is_move",
-        ]
-        left += [
-            "CAST(NULL AS ARRAY<INT>) AS unknown",
-            "false AS is_arrival",
-            "false AS is_move",
-        ]
+        own.append(
+            f"nullif(array_compact(array({unknown})), CAST(array() AS ARRAY<INT>)) AS unknown"
+        )
+        left.append("CAST(NULL AS ARRAY<INT>) AS unknown")
+    if fold.unknown or fold.further_identity:
+        own += [f"(op = 'I' OR {key_changes}) AS is_arrival", f"{key_changes} AS is_move"]
+        left += ["false AS is_arrival", "false AS is_move"]
     # S: a row of a partial snapshot.
     events = changes.where("op IN ('I', 'U', 'D', 'S')").selectExpr(*own)
     if fold.stats.has_old_tuples:
@@ -278,8 +306,8 @@ def build_bag(changes: DataFrame, fold: Fold) -> DataFrame:
 
 
 def _key_changes(fold: Fold) -> str:
-    """Write the SQL of whether an update moves its row to another key."""
+    """Write the SQL of whether an update gives its row another key or replica identity."""
     if not fold.stats.has_old_tuples:
         return "false"
-    same = " AND ".join(f"{fold.old_text(i)} <=> {fold.new_text(i)}" for i in fold.schema.key)
+    same = " AND ".join(f"{fold.old_text(i)} <=> {fold.new_text(i)}" for i in fold.identity)
     return f"(op = 'U' AND old_kind IS NOT NULL AND NOT ({same}))"

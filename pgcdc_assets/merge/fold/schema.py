@@ -87,8 +87,11 @@ def build_schema(
     for version, positions in zip(versions, found, strict=True):
         of_key = [positions.get(order.index(name)) for name in names if name in order]
         _check_identity(version.relation, names, of_key)
+        identity = set[int]()
         conversions = {}
         for index, position in positions.items():
+            if version.relation.columns[position].is_key:
+                identity.add(index)
             convert = converted_text(version.relation.columns[position], columns[index])
             if convert is not None:
                 conversions[index] = convert
@@ -96,7 +99,7 @@ def build_schema(
             Layout(
                 version.version,
                 tuple(positions.get(index) for index in range(len(fields))),
-                version.relation.has_full_identity,
+                frozenset(identity if version.relation.replica_identity in KEYED else ()),
                 conversions,
             )
         )

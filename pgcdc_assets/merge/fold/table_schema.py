@@ -86,13 +86,14 @@ class Layout:
     """The positions of the fields in tuples of one relation version; None: missing there.
 
     Attributes:
+        identity: indexes of the fields of the replica identity; empty for FULL and NOTHING.
         conversions: by field index, the functions that return the SQL of the text of the newest
             type for the SQL of this version's text; without an entry the texts are the same.
     """
 
     version: int
     positions: tuple[int | None, ...]
-    has_full_identity: bool
+    identity: frozenset[int]
     conversions: Mapping[int, Callable[[str], str]] = field(default_factory=dict, compare=False)
 
 

@@ -3,7 +3,9 @@
 An update sends `unchanged` instead of an out-of-line value that it did not change. NULL would be
 wrong, and so would the value of another row that had the key before. A *stay* is the time that one
 row has one key: it begins with an insert, with a key change to this key, or before the range.
-Within a stay, the value is the last one that a change contains.
+Within a stay, the value is the last one that a change contains. If the key is a part of the replica
+identity, two rows may have it within a transaction (`latest.py`), so a stay is the time that one
+row has one identity, and a change of the identity counts as a key change.
 
 If no change of the stay contains the value, a change of an earlier stay of the same row may. Stays
 and key changes form chains: a key change begins a stay, and the departure at its position ends the
@@ -41,7 +43,7 @@ def with_known_values(events: DataFrame, fold: Fold) -> DataFrame:
     `known_3` ... (a struct with the text; NULL if unknown), and keeps in `unknown` only what stays
     unknown.
     """
-    keys = ", ".join(fold.key_columns)
+    keys = ", ".join(fold.row_columns)
     start = "struct(commit_lsn AS lsn, ordinal AS ordinal, is_move)"
     stay = f"IF(is_arrival, {start}, NULL)"
     stays = events.selectExpr("*", f"last({stay}, true) OVER (PARTITION BY {keys} {_PAST}) AS stay")

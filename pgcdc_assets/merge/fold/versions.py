@@ -4,9 +4,9 @@ The input are the typed events of a range (`events.py`), and the table's current
 keys before the range. In the order of (commit LSN, ordinal), a content opens a version, unless it
 equals the version before it. The next event of the key ends the version, or an earlier TRUNCATE.
 
-Under REPLICA IDENTITY FULL, a key may have two rows within one transaction (a deferrable
-constraint; see `latest.py`). For such a key the transaction counts as one step to the row of the
-key at its commit.
+Under REPLICA IDENTITY FULL, and if the key is a part of the replica identity, a key may have two
+rows within one transaction (a deferrable constraint; see `latest.py`). For such a key the
+transaction counts as one step to the row of the key at its commit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from pgcdc_assets.merge.fold.events import Fold, build_bag, build_events
 from pgcdc_assets.merge.fold.key_range import KeyRange, find_key_range
-from pgcdc_assets.merge.fold.latest import keep_bag_remainder
+from pgcdc_assets.merge.fold.latest import keep_bag_remainder, keep_rows_at_commit
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.merge.fold.toast import (
     fetch_unknown,
@@ -54,11 +54,13 @@ def typed_events(
         *fold.origin_columns,
     ]
     if not fold.unknown:
-        if fold.stats.is_full:
+        if fold.stats.is_full or fold.further_identity:
             events = _untangle(events, fold, stored)
         return type_columns(events, fold.schema, lambda i: f"tuple[{i}]", keep)
     known = with_known_values(events, fold)
     events = follow_key_changes(known, known, fold)
+    if fold.further_identity:
+        events = _untangle(events, fold, stored)
     origin = fold.named("origin", "origin_rescued")
     is_own = "unknown IS NOT NULL AND NOT is_elsewhere"
     events = events.selectExpr(
@@ -253,29 +255,19 @@ def _with_last_values(
     )
 
 
-def _untangle(bag: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFrame:
+def _untangle(events: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFrame:
     """Fold a transaction in which a key had two rows, or fewer than none, to one step."""
     keys = ", ".join(fold.key_columns)
-    names = [
-        *(*fold.key_columns, "commit_lsn", "ordinal", "commit_ts", "op", *fold.origin_columns),
-        *("is_content", "tuple"),
-    ]
-    rows = bag.selectExpr(*names, "false AS is_stored")
+    names = [*fold.key_columns, "commit_lsn", "ordinal", "commit_ts", "op", "is_content"]
+    rows = events.selectExpr("*", "false AS is_stored")
     if stored is not None:
-        there = stored_rows(stored, fold).selectExpr(
-            *fold.key_columns,
-            "lsn AS commit_lsn",
-            "ordinal",
-            "commit_ts",
-            "op",
-            *(f"CAST(NULL AS INT) AS {name}" for name in fold.origin_columns),
-            "is_content",
-            "CAST(NULL AS ARRAY<STRING>) AS tuple",
-            "true AS is_stored",
-        )
-        rows = rows.unionAll(there)
+        renamed = (name if name != "commit_lsn" else "lsn AS commit_lsn" for name in names)
+        there = stored_rows(stored, fold).selectExpr(*renamed, "true AS is_stored")
+        rows = rows.unionByName(there, allowMissingColumns=True)
+    # An update that keeps the identity of its row is one event. Under FULL it is two.
+    added = "CAST(is_stored OR is_arrival AS INT)" if fold.further_identity else "1"
     held = (
-        f"sum(IF(is_content, 1, -1)) OVER (PARTITION BY {keys}, segment "
+        f"sum(IF(is_content, {added}, -1)) OVER (PARTITION BY {keys}, segment "
         "ORDER BY is_stored DESC, commit_lsn, ordinal, is_content "
         "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
     )
@@ -284,16 +276,18 @@ def _untangle(bag: DataFrame, fold: Fold, stored: DataFrame | None) -> DataFrame
         .selectExpr("*", f"{held} NOT IN (0, 1) AS is_odd")
         .where("NOT is_stored")
         .selectExpr(
-            *names,
+            *events.columns,
             "segment",
             f"bool_or(is_odd) OVER (PARTITION BY {keys}, segment, commit_lsn) AS is_tangled",
         )
     )
-    clean = marked.where("NOT is_tangled").select(*names)
-    tangled = marked.where("is_tangled").selectExpr("*", "commit_lsn AS transaction")
-    return clean.unionByName(
-        keep_bag_remainder(tangled, fold, "segment", "transaction").select(*names)
-    )
+    clean, tangled = marked.where("NOT is_tangled"), marked.where("is_tangled")
+    if fold.further_identity:
+        steps = keep_rows_at_commit(tangled, fold, "segment")
+    else:
+        tangled = tangled.selectExpr("*", "commit_lsn AS transaction")
+        steps = keep_bag_remainder(tangled, fold, "segment", "transaction")
+    return clean.select(*events.columns).unionByName(steps.select(*events.columns))
 
 
 @dataclass(frozen=True)

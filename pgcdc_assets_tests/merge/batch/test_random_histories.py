@@ -46,19 +46,21 @@ _TARGET = CdcTable("shop", "items", scd=(2,))
 
 @cuts("some", "many")
 @pytest.mark.parametrize("number", range(2))
+@pytest.mark.parametrize("identity", ["d", "p"], ids=["default", "part"])
 def test_the_versions_are_exact_for_any_cut_into_windows_and_runs(
     spark: SparkSession,
     zone: RawZone,
     monkeypatch: pytest.MonkeyPatch,
     rng: random.Random,
     pieces: tuple[int, int],
+    identity: str,
     number: int,
 ) -> None:
     """D1 to D6, D9, H1, H3: changed and reused keys, TOAST and rescued values."""
     merge_together(monkeypatch)
     rng.seed(rng.random() + number)
     expected = Versions(key=(0, 1))
-    report = merge_random_history(spark, zone, rng, _TARGET, expected, "d", pieces)
+    report = merge_random_history(spark, zone, rng, _TARGET, expected, identity, pieces)
     assert stored_versions(spark, report.path) == sorted(map(described_version, expected.all))
     assert report.row_count == len(expected.all)
     assert merges_by_spark(report.path) == 0

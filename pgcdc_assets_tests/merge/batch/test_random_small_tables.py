@@ -29,7 +29,7 @@ _TARGET = CdcTable("shop", "items")
 
 @cuts("some", "many")
 @pytest.mark.parametrize("truncates", [False, True], ids=["plain", "truncate"])
-@pytest.mark.parametrize("identity", ["d", "f"], ids=["default", "full"])
+@pytest.mark.parametrize("identity", ["d", "f", "p"], ids=["default", "full", "part"])
 @pytest.mark.parametrize(
     "is_by_spark",
     [

@@ -36,6 +36,7 @@ from pgcdc_assets_tests.support.merge.random_history import (
     TRANSACTIONS,
     RandomHistory,
     cut,
+    identify_rows,
 )
 from pgcdc_assets_tests.support.merge.small_tables import merge_together
 
@@ -84,7 +85,12 @@ def _merges(
     copied = history.copied()
     columns = [column(name, "text") for name in _NAMES]
     key = rng.choice([KEY, KEY[::-1]])
-    landing = Landing(zone, [relation(*columns, key=key, identity=identity)])
+    target = identify_rows(target, expected, identity, key)
+    if identity == "p":
+        described = relation(*columns, key=("note", *key))
+    else:
+        described = relation(*columns, key=key, identity=identity)
+    landing = Landing(zone, [described])
     landing.begin(copied)
     expected.copy(copied, landing.lsn)
     for piece in cut(rng, TRANSACTIONS, rng.randint(1, TRANSACTIONS)):
@@ -169,7 +175,7 @@ def _stored(path: str, *system: str) -> _Rows:
 
 @pytest.mark.parametrize("number", range(4))
 @pytest.mark.parametrize("truncates", [False, True], ids=["plain", "truncate"])
-@pytest.mark.parametrize("identity", ["d", "f"], ids=["default", "full"])
+@pytest.mark.parametrize("identity", ["d", "f", "p"], ids=["default", "full", "part"])
 def test_each_image_is_exact(
     zone: RawZone, rng: random.Random, identity: str, truncates: bool, number: int
 ) -> None:
@@ -194,12 +200,16 @@ def test_each_image_is_exact(
 
 
 @pytest.mark.parametrize("number", range(8))
-def test_each_history_is_exact(zone: RawZone, rng: random.Random, number: int) -> None:
+@pytest.mark.parametrize("identity", ["d", "p"], ids=["default", "part"])
+def test_each_history_is_exact(
+    zone: RawZone, rng: random.Random, identity: str, number: int
+) -> None:
     """D1 to D6, D9, and the counts of the reports."""
     rng.seed(rng.random() + number)
     expected = Versions(key=(0, 1))
     count, was_open = 0, set[int]()
-    for report in _merges(zone, rng, CdcTable("shop", "items", scd=(2,)), expected, number, "d"):
+    target = CdcTable("shop", "items", scd=(2,))
+    for report in _merges(zone, rng, target, expected, number, identity):
         _check_history(report, expected)
         if count:
             assert report.rows_inserted == len(expected.all) - count

@@ -54,6 +54,24 @@ def test_a_part_of_the_identity_as_key_never_takes_a_value_of_another_row(
     assert [row["doc"] for row in rows.collect()] == ["new"]
 
 
+def test_changes_from_before_a_column_of_the_identity_are_left_to_spark(
+    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merge_together(monkeypatch)
+    columns = [column("a"), column("b", missing="7")]
+    before = relation(columns[0], key=(), identity="f")
+    landing = Landing(zone, [before, relation(*columns, key=("a", "b"))])
+    landing.begin()
+    landing.land(
+        [insert("1"), insert("2")],
+        [insert("1", "8", version=2), delete("1", "7", version=2), delete("2", "7", version=2)],
+    )
+    report = merge(spark, landing, CdcTable("shop", "items", key=("a",)))
+    assert report.spark_reason == "older changes lack a column of the replica identity"
+    rows = spark.read.format("delta").load(report.path).select("a", "b").collect()
+    assert list(map(tuple, rows)) == [(1, 8)]
+
+
 def test_a_source_column_with_the_name_of_a_column_of_histories_is_null_in_older_rows(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:

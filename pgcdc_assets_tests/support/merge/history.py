@@ -214,12 +214,18 @@ class Versions:
     """The versions of a table: each change is applied to the open version of its key.
 
     A change of a `tracked` column opens a version. Other columns have their values at the end of
-    the version. If a key has several rows within a transaction (deferred constraints with FULL),
-    the row at the commit counts, with the position of the last change of this row.
+    the version. If a key has several rows within a transaction (deferred constraints with FULL, or
+    with a key that is a part of the identity), the row at the commit counts, with the position of
+    the last change of this row.
+
+    Attributes:
+        identity: the columns that tell the rows of a key apart; empty if a key has one row, or if
+            each change has its whole old row.
     """
 
     key: Sequence[int]
     tracked: Sequence[int] | None = None
+    identity: Sequence[int] = ()
     open: dict[tuple[str | None, ...], Version] = field(default_factory=dict)
     ended: list[Version] = field(default_factory=list)
 
@@ -260,7 +266,7 @@ class Versions:
                 assert before is not None
                 old_key = self._key(before)
                 rows = held[old_key]
-                old = rows.pop(rows.index(list(before)) if change.old_kind == "O" else 0)
+                old = rows.pop(self._find(rows, before, change.old_kind))
             if change.op in "IU":
                 assert change.new is not None
                 row = list(change.new)
@@ -292,6 +298,12 @@ class Versions:
                 self._put(key, remaining, lsn, *put_by.get(tuple(remaining), (-1, "")))
             elif key in self.open:
                 self._end(key, lsn)
+
+    def _find(self, rows: list[list[str | None]], old: Texts, old_kind: str | None) -> int:
+        compared = range(len(old)) if old_kind == "O" else self.identity
+        return next(
+            place for place, row in enumerate(rows) if all(row[i] == old[i] for i in compared)
+        )
 
     def _end(self, key: tuple[str | None, ...], lsn: int) -> None:
         version = self.open.pop(key)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
@@ -56,8 +56,12 @@ AS_LARGE = {
     "spark.sql.autoBroadcastJoinThreshold": "-1",
 }
 
-# Replica identity d(efault) or f(ull), with or without TRUNCATE, and the size as which tables are
-# merged. A range with a TRUNCATE needs no MERGE, so cases without TRUNCATE test more.
+# The rows of a key within a transaction differ in this column, if it belongs to the identity.
+_PARTS = 3
+
+# Replica identity d(efault), f(ull) or p (the key is a part of it), with or without TRUNCATE, and
+# the size as which tables are merged. A range with a TRUNCATE needs no MERGE, so cases without
+# TRUNCATE test more.
 _CASES = {
     "default-plain-large": ("d", False, True),
     "default-plain-small": ("d", False, False),
@@ -65,6 +69,9 @@ _CASES = {
     "full-plain-large": ("f", False, True),
     "full-plain-small": ("f", False, False),
     "full-truncate-small": ("f", True, False),
+    "part-plain-large": ("p", False, True),
+    "part-plain-small": ("p", False, False),
+    "part-truncate-small": ("p", True, False),
 }
 
 
@@ -104,16 +111,28 @@ Row = list[str | None]
 
 
 def random_relation(identity: str) -> Relation:
-    """Return the table with replica identity d(efault) or f(ull)."""
+    """Return the table with replica identity d(efault), f(ull) or p: the key is a part of it."""
+    if identity == "p":
+        return relation(*COLUMNS, key=(*KEY, "note"))
     return relation(*COLUMNS, key=KEY, identity=identity)
+
+
+def identify_rows(
+    target: CdcTable, expected: Versions, identity: str, key: Sequence[str] = KEY
+) -> CdcTable:
+    """Return the settings of a table of an identity, and tell its reference fold about it."""
+    if identity != "p":
+        return target
+    expected.identity = (0, 1, _NOTE)
+    return replace(target, key=tuple(key))
 
 
 @dataclass
 class RandomHistory:
     """Generator of transactions that Postgres could have committed.
 
-    With DEFAULT identity, a key always has at most one row. With FULL, this applies only at the
-    commit, as with a deferrable constraint.
+    With DEFAULT identity, a key always has at most one row. With FULL, and if the key is a part of
+    the identity, this applies only at the commit, as with a deferrable constraint.
     """
 
     rng: random.Random
@@ -148,13 +167,17 @@ class RandomHistory:
         self.rows[0].append(row)
         return [Change("I", tuple(row)), self._delete(row)]
 
+    @property
+    def _is_deferred(self) -> bool:
+        return self.identity in ("f", "p")
+
     def _change(self, history: int) -> list[Change]:
         rows = self.rows[history]
         key = self.rng.randrange(_KEYS)
         is_free = all(row[1] != str(key) for row in rows)
         kind = self.rng.choice(["insert", "update", "update", "move", "move", "delete"])
         if kind == "insert" or not rows:
-            if not (is_free or self.identity == "f"):
+            if not (is_free or self._is_deferred):
                 return []
             row = self._row(history, key)
             rows.append(row)
@@ -162,7 +185,7 @@ class RandomHistory:
         row = self.rng.choice(rows)
         if kind == "delete":
             return [self._delete(row)]
-        if kind == "move" and not (is_free or self.identity == "f"):
+        if kind == "move" and not (is_free or self._is_deferred):
             return []
         return [self._update(row, str(key) if kind == "move" else row[1])]
 
@@ -181,14 +204,18 @@ class RandomHistory:
         del rows[next(i for i, other in enumerate(rows) if other is row)]
         if self.identity == "f":
             return Change("D", None, tuple(row), "O")
-        return Change("D", None, (row[0], row[1], None, None, None), "K")
+        return Change("D", None, self._identity(row), "K")
 
     def _update(self, row: Row, key: str | None) -> Change:
         before = list(row)
         unchanged = []
         row[1] = key
         row[_NUMBER] = self._number()
-        for i in (_DOC, _NOTE):
+        has_part = self.identity == "p"
+        if has_part and (before[1] != key or self.rng.random() < 0.3):
+            row[_NOTE] = None
+            row[_NOTE] = self._part(int(row[0] or 0), key)
+        for i in (_DOC,) if has_part else (_DOC, _NOTE):
             if row[i] is not None and self.rng.random() < 0.6:
                 unchanged.append(i)
             else:
@@ -196,12 +223,25 @@ class RandomHistory:
         left_out = tuple(unchanged) or None
         if self.identity == "f":
             return Change("U", tuple(row), tuple(before), "O", left_out)
-        if before[1] == key:
+        if self._identity(before) == self._identity(row):
             return Change("U", tuple(row), None, None, left_out)
-        return Change("U", tuple(row), (before[0], before[1], None, None, None), "K", left_out)
+        return Change("U", tuple(row), self._identity(before), "K", left_out)
+
+    def _identity(self, row: Row) -> tuple[str | None, ...]:
+        """Return the old tuple of a row: its replica identity."""
+        return (row[0], row[1], None, None, row[_NOTE] if self.identity == "p" else None)
 
     def _row(self, history: int, key: int) -> Row:
-        return [str(history), str(key), self._text(), self._number(), self._text()]
+        has_part = self.identity == "p"
+        note = self._part(history, str(key)) if has_part else self._text()
+        return [str(history), str(key), self._text(), self._number(), note]
+
+    def _part(self, history: int, key: str | None) -> str:
+        """Return a part of the identity that no row of a key has."""
+        taken = {row[_NOTE] for row in self.rows.get(history, ()) if row[1] == key}
+        free = [part for part in map(str, range(_PARTS)) if part not in taken]
+        self._serial += 1
+        return self.rng.choice(free) if free else f"part {self._serial}"
 
     def _text(self) -> str | None:
         self._serial += 1
@@ -320,6 +360,7 @@ def merge_random_history(
     copied = history.copied()
     landing = Landing(zone, [random_relation(identity)])
     landing.begin(copied)
+    target = identify_rows(target, expected, identity)
     expected.copy(copied, landing.lsn)
     transactions = [
         history.transaction(truncates and number in (3, 8)) for number in range(TRANSACTIONS)
