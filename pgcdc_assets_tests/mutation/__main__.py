@@ -31,6 +31,8 @@ HOME = ROOT / ".pgcdc" / "mutation"
 JUDGED = Path(__file__).with_name("equal_in_effect.toml")
 UNNOTICED = ("survived", "not reached")
 _HUNG_AFTER_SECONDS = 900
+# A process that ends early loses the time of its start only.
+_MUTANTS_OF_A_PROCESS = 500
 
 
 @dataclass(frozen=True)
@@ -112,19 +114,18 @@ class Run:
         if is_again:
             for mutant in mutants:
                 self._append({"key": mutant.key, "verdict": "not tried"})
+        verdict_count = -1
         while time.monotonic() < deadline:
             verdicts = self.verdicts()
+            # Alone, also a mutant with a lasting effect gets a verdict.
+            limit = _MUTANTS_OF_A_PROCESS if len(verdicts) > verdict_count else 1
+            verdict_count = len(verdicts)
             left = [mutant for mutant in mutants if mutant.key not in verdicts]
-            in_place = [mutant for mutant in left if not self._runs_at_import(mutant)]
+            in_place = [mutant for mutant in left if mutant.function]
             batch = in_place or left
             if not batch:
                 return
-            self._try(batch, tests, deadline)
-
-    @staticmethod
-    def _runs_at_import(mutant: Mutant) -> bool:
-        """Return whether a mutant is in code that runs at import, such as defaults of arguments."""
-        return not mutant.function or mutant.before.startswith(("def ", "self, ", "async def "))
+            self._try(batch[:limit], tests, deadline)
 
     def _observed_tests(self) -> dict[str, dict[str, Any]]:
         stamp = _digest([*_files_of(self.scope.tests), *self.scope.paths])
@@ -173,21 +174,24 @@ class Run:
             )
         if not orders:
             return
-        at_import = self._runs_at_import(mutants[0])
+        at_import = not mutants[0].function
         wanted_tests = sorted({test for order in orders for test in order["tests"]})
-        before, begun_before = len(self.verdicts()), self._begun()
-        self._pytest(
+        begun_before = len(self._begun())
+        code = self._pytest(
             wanted_tests, orders, self._verdicts_file, seconds, deadline, at_import=at_import
         )
-        if len(self.verdicts()) > before or time.monotonic() > deadline:
-            return
-        if self._begun() == begun_before:
+        begun = self._begun()[begun_before:]
+        if not begun:
+            if time.monotonic() > deadline:
+                return
             raise SystemExit(f"the tests did not begin: see {self._home / 'pytest.log'}")
-        # The process ended during the first mutant, by a crash or a failed import.
-        self._append({"key": orders[0]["key"], "verdict": "killed", "test": "process ended"})
+        if code and begun[-1] not in self.verdicts():
+            # A crash, or a failed import. The verdicts on a few mutants before are lost.
+            self._append({"key": begun[-1], "verdict": "killed", "test": "process ended"})
 
-    def _begun(self) -> int:
-        return sum("begun" in line for line in _lines(self._verdicts_file))
+    def _begun(self) -> list[str]:
+        """Return the keys of the mutants whose tests have begun."""
+        return [line["begun"] for line in _lines(self._verdicts_file) if "begun" in line]
 
     def _tests_of(
         self,
@@ -195,7 +199,7 @@ class Run:
         by_function: dict[str, list[str]],
         tests: dict[str, dict[str, Any]],
     ) -> list[str]:
-        if mutant.function and not self._runs_at_import(mutant):
+        if mutant.function:
             found = by_function.get(f"{mutant.module}:{mutant.function}", [])
             path = str(ROOT / mutant.path)
             return [
@@ -223,8 +227,11 @@ class Run:
         deadline: float,
         *,
         at_import: bool = False,
-    ) -> None:
-        """Run a process, and kill the process and its children if it hangs."""
+    ) -> int:
+        """Run a process, and kill the process and its children if it hangs.
+
+        Return its exit status.
+        """
         order = self._home / "order.json"
         found = {
             "mutants": orders,
@@ -264,6 +271,7 @@ class Run:
                     begun = [line["begun"] for line in _lines(out) if "begun" in line]
                     if orders and begun:
                         self._append({"key": begun[-1], "verdict": "timeout", "test": "hung"})
+        return process.returncode
 
     def _append(self, found: dict[str, Any]) -> None:
         with self._verdicts_file.open("a") as file:

@@ -32,7 +32,7 @@ class Mutant:
         line: the first line that differs.
         statement: the lines of the changed statement, as in `statement_lines`.
         function: the qualified name of the outermost function that is changed; empty for code that
-            runs when the module is imported.
+            runs when the module is imported, such as the defaults of a function's arguments.
         is_sql: the change is in the SQL of a string.
         before, after: the lines that differ.
     """
@@ -121,7 +121,7 @@ def mutants_of(root: Path, path: Path) -> Iterator[Mutant]:
     # Generate only the changed statement, because the text of a module takes 20 ms.
     texts = [module.code_for_node(statement) for statement in module.body]
     head = "".join(module.code_for_node(line) for line in module.header)
-    statements = statement_lines(source)
+    statements, signatures = statement_lines(source), _signature_lines(source)
     places = {
         id(node): place for place, statement in enumerate(module.body) for node in _below(statement)
     }
@@ -146,7 +146,7 @@ def mutants_of(root: Path, path: Path) -> Iterator[Mutant]:
             number=number,
             line=line,
             statement=statements.get(line, range(0)),
-            function=names.get(function, "") if function is not None else "",
+            function="" if function is None or line in signatures else names.get(function, ""),
             is_sql=isinstance(mutation.original_node, cst.BaseString | cst.FormattedStringText)
             and "XX" not in after,
             before=before,
@@ -170,6 +170,19 @@ def statement_lines(source: str) -> dict[int, range]:
         last = max(first, body[0].lineno - 1) if body else getattr(node, "end_lineno", first)
         lines = range(first, last + 1)
         found.update(dict.fromkeys(lines, lines))
+    return found
+
+
+def _signature_lines(source: str) -> set[int]:
+    """Return the lines of decorators and arguments of the functions that an import defines."""
+    found: set[int] = set()
+    statements = list(ast.parse(source).body)
+    for statement in statements:
+        if isinstance(statement, ast.ClassDef):
+            statements += statement.body
+        elif isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = min(node.lineno for node in [statement, *statement.decorator_list])
+            found.update(range(first, statement.body[0].lineno))
     return found
 
 

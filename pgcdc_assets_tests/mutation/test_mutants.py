@@ -116,3 +116,27 @@ def test_a_mutant_has_the_lines_of_its_statement_without_the_body(tmp_path: Path
         (('return "a AND b"', 'return "a OR b"'), 16, range(16, 17)),
     ]:
         assert (found[changed].line, found[changed].statement) == (line, statement)
+
+
+def test_arguments_and_decorators_of_functions_run_at_import(tmp_path: Path) -> None:
+    source = """
+        class A:
+            @cache(1)
+            def f(
+                self, a: int = 2,
+                b: int = 3
+            ) -> int:
+                def g(c=4):
+                    return 5
+                return 6
+    """
+    path = tmp_path / "module.py"
+    path.write_text(textwrap.dedent(source))
+    found = {(mutant.before, mutant.function) for mutant in mutants_of(tmp_path, path)}
+    assert found == {
+        ("self, a: int = 2,", ""),
+        ("b: int = 3", ""),
+        ("def g(c=4):", "A.f"),
+        ("return 5", "A.f"),
+        ("return 6", "A.f"),
+    }
