@@ -26,7 +26,8 @@ from pgcdc_assets.protocol import utf8
 ConvertCharacters = Callable[[Sequence[bytes]], Sequence[bytes | None]]
 
 # One character by its length in bytes (pg_euc_mblen and others in src/common/wchar.c). The last
-# alternative is the rest of a character that is cut short.
+# alternative is the rest of a character that is cut short. No connection to a database of
+# MULE_INTERNAL is possible: the server has no conversion of it to UTF-8.
 _THREE_BYTES = rb"\x8f..|"
 _TWO_BYTES = rb"[\x80-\xff].|[\x80-\xff]"
 _CHARACTERS = {
@@ -35,7 +36,6 @@ _CHARACTERS = {
     "EUC_JIS_2004": _THREE_BYTES + _TWO_BYTES,
     "EUC_KR": _THREE_BYTES + _TWO_BYTES,
     "EUC_TW": rb"\x8e...|" + _THREE_BYTES + _TWO_BYTES,
-    "MULE_INTERNAL": rb"[\x9c\x9d]...|[\x90-\x9b]..|" + _TWO_BYTES,
 }
 _ONE_BYTE = rb"[\x80-\xff]"
 
@@ -72,12 +72,16 @@ class StoredEncoding:
         return [self._convert_one(value) for value in values]
 
     def convert_array(self, values: pa.LargeStringArray) -> pa.LargeStringArray:
-        """Return the values of an array in UTF-8, or after `utf8.RAW` unchanged."""
+        """Return the values of an array in UTF-8, or after `utf8.RAW` unchanged.
+
+        Args:
+            values: the array; not a slice of another array.
+        """
         count = len(values)
         validity, offset_buffer, data_buffer = values.buffers()
         if not count or data_buffer is None:
             return values
-        offsets = np.frombuffer(offset_buffer, np.int64, count + 1, values.offset * 8)
+        offsets = np.frombuffer(offset_buffer, np.int64, count + 1)
         data = np.frombuffer(data_buffer, np.uint8)[: offsets[-1]]
         high = np.flatnonzero(data >= 0x80)
         if not len(high):
@@ -115,9 +119,8 @@ class StoredEncoding:
         text, _ = codecs.charmap_decode(data.tobytes(), "strict", self._decoding)
         ends = np.zeros(len(data) + 1, np.int64)
         np.cumsum(self._lengths[data], out=ends[1:])
-        buffers = [validity, pa.py_buffer(ends[offsets]), pa.py_buffer(text.encode())]
         return pa.LargeStringArray.from_buffers(
-            len(offsets) - 1, buffers[1], buffers[2], buffers[0]
+            len(offsets) - 1, pa.py_buffer(ends[offsets]), pa.py_buffer(text.encode()), validity
         )
 
     def _learn(self, values: Iterable[bytes]) -> None:
