@@ -22,7 +22,7 @@ from pgcdc_assets.protocol.frames import MessageBatch
 from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets.protocol.streaming_decoder import StreamingDecoder
 from pgcdc_assets_tests.protocol.test_decoder import FAR
-from pgcdc_assets_tests.protocol.test_streaming_decoder import MemorySpool
+from pgcdc_assets_tests.support.protocol.streaming import MemorySpool
 
 # w, start LSN, end LSN, time.
 FRAME = "77 00000000016B3700 00000000016B3700 0002EA470AE86000"

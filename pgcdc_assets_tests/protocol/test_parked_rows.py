@@ -40,6 +40,18 @@ _BODY_AT = 30
             encoding.update(16400, _NULLS, _NULLS).replace(b"nnnN", b"nnnX"),
             "byte 36: no new tuple follows the old tuple",
         ),
+        (
+            encoding.update(16400, _NULLS, _NULLS)[: -len(b"N\0\3nnn")],
+            "byte 36: no new tuple follows the old tuple",
+        ),
+        (
+            encoding.update(16400, _NULLS, _NULLS)[: -len(b"\0\3nnn")],
+            "byte 37: the message ends before its tuple",
+        ),
+        (
+            encoding.update(16400, _NULLS, _NULLS)[: -len(b"\3nnn")],
+            "byte 37: the message ends before its tuple",
+        ),
     ],
 )
 def test_a_row_that_cannot_be_decoded_is_parked_with_reason_and_bytes(

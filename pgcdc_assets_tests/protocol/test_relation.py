@@ -133,3 +133,15 @@ def test_columns_are_matched_by_attnum_else_by_name() -> None:
         ([a1], [], {}),
     ]:
         assert _relation("d", *old).match_columns(_relation("d", *new)) == expected
+
+
+def test_a_relation_is_reduced_to_what_its_message_has() -> None:
+    known = replace(
+        KEY_A, typmod=7, attnum=3, type="integer", kind="e", base_type="int4", missing="1"
+    )
+    relation = replace(
+        _relation("i", known, replace(B, attnum=4), primary_key=("a",)), attribute_count=9
+    )
+    reduced = relation.as_announced()
+    assert reduced == _relation("i", replace(KEY_A, typmod=7), B)
+    assert reduced.primary_key == ()

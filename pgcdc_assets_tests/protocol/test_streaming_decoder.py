@@ -4,55 +4,27 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from pgcdc_assets.errors import ProtocolError
-from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.arrow_batch import DECODED
 from pgcdc_assets.protocol.decoder import Decoder
 from pgcdc_assets.protocol.frames import MessageBatch
 from pgcdc_assets.protocol.heads import MOST_VALUES
-from pgcdc_assets.protocol.open_transaction import SPOOLED, UncertainMessages
+from pgcdc_assets.protocol.open_transaction import UncertainMessages
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.protocol.streaming_decoder import StreamingDecoder
 from pgcdc_assets_tests.protocol.test_decoder import FAR, ORDERS
 from pgcdc_assets_tests.support.protocol import encoding
 from pgcdc_assets_tests.support.protocol.publisher import Publisher, histories
+from pgcdc_assets_tests.support.protocol.streaming import MemorySpool, block, by_width
 
 ROW = encoding.insert(16400, [b"1", b"a", None])
-
-
-class MemorySpool:
-    """A spool in memory."""
-
-    def __init__(self) -> None:
-        self.rows: dict[int, list[pa.RecordBatch]] = {}
-
-    def append(self, xid: int, rows: pa.RecordBatch) -> None:
-        rows.validate(full=True)
-        assert rows.schema == SPOOLED
-        self.rows.setdefault(xid, []).append(rows)
-
-    def read(self, xid: int) -> Iterator[pa.RecordBatch]:
-        yield from self.rows.get(xid, [])
-
-    def drop(self, xid: int) -> None:
-        self.rows.pop(xid, None)
-
-    def clear(self) -> None:
-        self.rows.clear()
-
-
-def by_width(relation: Relation, commit_lsn: Lsn, xid: int) -> tuple[Relation, int]:
-    """Resolve a relation to a version that does not depend on the order of announcements."""
-    return relation, len(relation.columns)
 
 
 def streaming(end: int = FAR, **options: Any) -> tuple[StreamingDecoder, MemorySpool]:
@@ -71,11 +43,6 @@ def decode(decoder: StreamingDecoder, messages: list[bytes]) -> list[dict[str, A
         # The session reads such a transaction again without streaming.
         reject()
     return rows
-
-
-def block(xid: int, *messages: bytes, is_first: bool = True, subxid: int = 0) -> list[bytes]:
-    inside = [encoding.with_xid(message, subxid or xid) for message in messages]
-    return [encoding.stream_start(xid, is_first=is_first), *inside, encoding.stream_stop()]
 
 
 @settings(max_examples=100, deadline=None)

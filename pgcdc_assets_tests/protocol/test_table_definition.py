@@ -50,3 +50,19 @@ def test_a_new_file_of_the_table_or_of_a_common_partition_is_a_rewrite() -> None
         ({"partitions": {1: replace(one, name="s.other", xmin=2)}}, False),
     ):
         assert replace(old, **changes).is_rewritten_since(old) is is_rewritten
+
+
+def test_attached_and_detached_partitions_have_moved() -> None:
+    """ATTACH PARTITION writes a row of pg_inherits, so its version differs."""
+    relation = Relation(1, "s", "t", ReplicaIdentity.DEFAULT, ())
+    one, two, three = (Partition(f"s.p{i}", 1, False, i) for i in range(3))
+    old = TableDefinition(relation, True, Membership(None), partitions={1: one, 2: two})
+    for partitions, moved in (
+        ({1: one, 2: two}, set()),
+        ({1: one}, {2}),
+        ({1: one, 2: two, 3: three}, {3}),
+        ({3: three}, {1, 2, 3}),
+        # Detached and attached again between the two looks, and renamed.
+        ({1: replace(one, xmin=2), 2: replace(two, name="s.other")}, {1}),
+    ):
+        assert old.moved_partitions(replace(old, partitions=partitions)) == moved

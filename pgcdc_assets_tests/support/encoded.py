@@ -1,12 +1,17 @@
-"""A database of another encoding than the server's databases."""
+"""Databases of other encodings than the server's databases, and their conversion."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from psycopg2 import sql
 
+from pgcdc_assets.demo.server import EmbeddedServer
+from pgcdc_assets.postgres.connection import query_connection
+from pgcdc_assets.postgres.encodings import _convert
+from pgcdc_assets.protocol.encodings import StoredEncoding
 from pgcdc_assets_tests.support.database import Database, drop_database
 
 
@@ -28,3 +33,10 @@ def encoded_database(database: Database, encoding: str) -> Iterator[Database]:
         yield found
     finally:
         drop_database(found)
+
+
+@contextmanager
+def converting(server: EmbeddedServer, name: str) -> Iterator[StoredEncoding]:
+    """Let the server convert the characters of an encoding. No database needs the encoding."""
+    with query_connection(Database(server, "postgres").settings(), "test") as conn:
+        yield StoredEncoding(name, partial(_convert, conn, name))

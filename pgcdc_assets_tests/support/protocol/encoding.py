@@ -113,6 +113,32 @@ def stream_abort(xid: int, subxid: int, place: tuple[int, int] | None = None) ->
     return b"A" + struct.pack("!II", xid, subxid) + (struct.pack("!Qq", *place) if place else b"")
 
 
+def begin_prepare(lsn: int, xid: int, gid: str, time_us: int = POSTGRES_EPOCH_US) -> bytes:
+    """Return a Begin Prepare; `lsn` is the LSN of the PREPARE record."""
+    return b"b" + struct.pack("!QQ", lsn, lsn + 8) + _named(xid, gid, time_us)
+
+
+def prepare(lsn: int, xid: int, gid: str, time_us: int = POSTGRES_EPOCH_US) -> bytes:
+    return b"P" + struct.pack("!BQQ", 0, lsn, lsn + 8) + _named(xid, gid, time_us)
+
+
+def stream_prepare(lsn: int, xid: int, gid: str) -> bytes:
+    return b"p" + prepare(lsn, xid, gid)[1:]
+
+
+def commit_prepared(lsn: int, xid: int, gid: str, time_us: int = POSTGRES_EPOCH_US) -> bytes:
+    return b"K" + prepare(lsn, xid, gid, time_us)[1:]
+
+
+def rollback_prepared(prepare_lsn: int, lsn: int, xid: int, gid: str) -> bytes:
+    head = struct.pack("!BQQq", 0, prepare_lsn + 8, lsn + 8, 0)
+    return b"r" + head + _named(xid, gid, POSTGRES_EPOCH_US)
+
+
+def _named(xid: int, gid: str, time_us: int) -> bytes:
+    return struct.pack("!qI", time_us - POSTGRES_EPOCH_US, xid) + gid.encode() + b"\0"
+
+
 def frame(payload: bytes, kind: bytes = b"d") -> bytes:
     return kind + struct.pack("!I", len(payload) + 4) + payload
 
