@@ -109,20 +109,19 @@ def test_the_row_of_a_message_without_a_transaction() -> None:
     decoder, _ = streaming(messages=NonTransactionalMessages(ALL))
     texts = [b"", b"x\xff", "é".encode()]
     payloads = [
-        message(8000 + 8 * i, text, "ü".encode(), sent_us=820_540_800_000_000 + i)
-        for i, text in enumerate(texts)
+        message(8000 + 8 * i, text, "ü".encode(), sent_us=i - 1) for i, text in enumerate(texts)
     ]
     [batch] = decoder.decode(MessageBatch.of(payloads))
     assert batch.schema == DECODED
     batch.validate(full=True)
-    sent_at = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    epoch = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
     assert batch.to_pylist() == [
         dict.fromkeys(DECODED.names)
         | {
             "commit_lsn": 7999 + 8 * i,
             "ordinal": 0,
             "xid": 0,
-            "commit_ts": sent_at + dt.timedelta(microseconds=i),
+            "commit_ts": epoch + dt.timedelta(microseconds=i - 1),
             "op": "M",
             "new": ["ü", text],
         }

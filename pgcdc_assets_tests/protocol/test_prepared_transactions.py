@@ -67,6 +67,12 @@ def test_a_prepared_transaction_arrives_in_any_batches() -> None:
         assert stream.completed == [(3, 900, 700)]
 
 
+def test_a_prepared_transaction_is_decoded_in_parts_of_bounded_values() -> None:
+    stream = Stream(most_values=9)
+    stream.read(*prepared(1000, 701, "g", ANNOUNCED, *[ROW] * 10))
+    assert [batch.num_rows for batch in stream.spool.rows[701]] == [3, 3, 3, 1]
+
+
 def test_a_streamed_transaction_is_prepared() -> None:
     stream = Stream()
     streamed = [*block(701, ANNOUNCED, ROW), *block(701, ROW, is_first=False)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -41,7 +42,9 @@ CHANGES = [
 NAMES = [
     encoding.relation(ORDERS),
     encoding.type_message(OID, "schéma", "typé"),
-    encoding.type_message(OID, "", "typé"),
+    encoding.type_message(OID, "", "é"),
+    encoding.type_message(OID, "é", ""),
+    encoding.relation(replace(ORDERS, schema="", table="é", columns=())),
     encoding.logical_message("é", b"content"),
 ]
 ORIGIN = encoding.origin("né")
@@ -163,6 +166,8 @@ def test_a_character_without_a_form_in_utf8_is_marked_in_a_value_only(
     relation = encoding.relation(ORDERS).replace("é".encode(), b"\x81")
     row = encoding.update(1, [b"\x81", b"\x80", b"a"], [b"x\x81"])
     with converting(server, "WIN1252") as found:
+        euro = encoding.insert(1, [b"\x80"])
+        assert converted(StoredMessages(found), euro) == [encoding.insert(1, ["€".encode()])]
         assert converted(StoredMessages(found), relation, row) == [
             relation,
             encoding.update(1, [utf8.RAW + b"\x81", "€".encode(), b"a"], [utf8.RAW + b"x\x81"]),

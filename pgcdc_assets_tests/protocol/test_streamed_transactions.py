@@ -173,6 +173,20 @@ def test_warnings_of_blocks_count_at_the_commit() -> None:
         assert stream.decoder.warnings == expected
 
 
+def test_warnings_of_a_block_count_by_subtransaction() -> None:
+    bad = encoding.insert(16400, [b"1", b"\xff", b"\xff"])
+    stream = Stream()
+    inside = [(701, ANNOUNCED), (701, bad), (702, bad), (702, ROW[:-1]), (701, ROW), (703, bad)]
+    stream.read(
+        encoding.stream_start(701, is_first=True),
+        *[encoding.with_xid(message, xid) for xid, message in inside],
+        encoding.stream_stop(),
+        encoding.stream_abort(701, 702),
+        encoding.stream_commit(701, 2000),
+    )
+    assert stream.decoder.warnings == {"shop.orders: values that are not UTF-8, landed as hex": 4}
+
+
 def test_the_highest_transaction_ids_are_landed() -> None:
     highest = 2**32 - 1
     rows = Stream().read(
@@ -185,6 +199,7 @@ def test_the_highest_transaction_ids_are_landed() -> None:
     ("damaged", "relation", "reason"),
     [
         (encoding.insert(16400, [])[:3], None, "names no relation"),
+        (b"I", None, "names no relation"),
         (encoding.begin(5, 1), None, "not allowed in a block"),
         (encoding.insert(16401, []), 16401, "relation 16401 was never announced"),
         (encoding.truncate([16401]), None, "relation 16401 was never announced"),
