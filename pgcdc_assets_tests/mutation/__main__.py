@@ -12,12 +12,15 @@ import hashlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,6 +117,9 @@ class Run:
         if is_again:
             for mutant in mutants:
                 self._append({"key": mutant.key, "verdict": "not tried"})
+        # The mutants that are equal in effect come last, because all their tests run.
+        judged = read_judged()
+        mutants = sorted(mutants, key=lambda mutant: mutant.judgement in judged)
         verdict_count = -1
         while time.monotonic() < deadline:
             verdicts = self.verdicts()
@@ -181,13 +187,14 @@ class Run:
             wanted_tests, orders, self._verdicts_file, seconds, deadline, at_import=at_import
         )
         begun = self._begun()[begun_before:]
-        if not begun:
+        if code > 0 or not begun:
             if time.monotonic() > deadline:
                 return
-            raise SystemExit(f"the tests did not begin: see {self._home / 'pytest.log'}")
-        if code and begun[-1] not in self.verdicts():
-            # A crash, or a failed import. The verdicts on a few mutants before are lost.
-            self._append({"key": begun[-1], "verdict": "killed", "test": "process ended"})
+            raise SystemExit(f"the tests ended with {code}: see {self._home / 'pytest.log'}")
+        if code < 0 and begun[-1] not in self.verdicts():
+            # A crash. The verdicts on a few mutants before are lost.
+            ended = f"process ended by signal {-code}"
+            self._append({"key": begun[-1], "verdict": "killed", "test": ended})
 
     def _begun(self) -> list[str]:
         """Return the keys of the mutants whose tests have begun."""
@@ -248,7 +255,12 @@ class Run:
         command += tests or self.scope.tests
         if at_import:
             command = [sys.executable, "-m", "pgcdc_assets_tests.mutation.reimport"]
-        with (self._home / "pytest.log").open("w") as log:
+        with (
+            (self._home / "pytest.log").open("w") as log,
+            tempfile.TemporaryDirectory(
+                "", "pgcdc-mutation-", ignore_cleanup_errors=True
+            ) as folder,
+        ):
             process = subprocess.Popen(
                 command,
                 cwd=ROOT,
@@ -259,6 +271,7 @@ class Run:
                     "PYTHONPATH": f"{ROOT}:{hooks}",
                     "PYTHONDONTWRITEBYTECODE": "1",
                     "PGCDC_MUTATION_ORDER": str(order),
+                    "TMPDIR": folder,
                 },
             )
             size, changed_at = -1, time.monotonic()
@@ -271,6 +284,7 @@ class Run:
                     begun = [line["begun"] for line in _lines(out) if "begun" in line]
                     if orders and begun:
                         self._append({"key": begun[-1], "verdict": "timeout", "test": "hung"})
+            _end_servers(Path(folder))
         return process.returncode
 
     def _append(self, found: dict[str, Any]) -> None:
@@ -291,7 +305,7 @@ class Run:
             found = verdicts.get(mutant.key)
             verdict = "not tried" if found is None else found["verdict"]
             if verdict in UNNOTICED:
-                reason = judged.get((mutant.module, mutant.before, mutant.after))
+                reason = judged.get(mutant.judgement)
                 if reason is None:
                     print(f"{verdict}: {describe(mutant)}")
                 else:
@@ -335,6 +349,15 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         if child.is_running():
             child.kill()
     process.wait()
+
+
+def _end_servers(folder: Path) -> None:
+    """End the Postgres servers of a process that has crashed."""
+    for file in folder.rglob("postmaster.pid"):
+        with suppress(psutil.NoSuchProcess):
+            server = psutil.Process(int(file.read_text().split()[0]))
+            server.send_signal(signal.SIGQUIT)
+            server.wait(60)
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -53,6 +53,11 @@ class Mutant:
         """The mutant's identity between runs, until its module changes."""
         return f"{self.module}:{self.number}:{self.before}=>{self.after}"
 
+    @property
+    def judgement(self) -> tuple[str, str, str]:
+        """The mutant's key in the list of mutants that are equal in effect."""
+        return self.module, self.before, self.after
+
 
 class _Visitor(MutationVisitor):
     """mutmut's visitor, extended to decorated functions and module level, without prose.

@@ -47,6 +47,7 @@ def test_conditions_and_calls_whose_result_is_unused_are_mutated(tmp_path: Path)
         def f(a):
             if a.is_odd:
                 a.check()
+            super().check(a)
             return a.rows.where(x).distinct()
         """,
     )
@@ -54,6 +55,7 @@ def test_conditions_and_calls_whose_result_is_unused_are_mutated(tmp_path: Path)
         ("if a.is_odd:", "if (a.is_odd) and False:"),
         ("if a.is_odd:", "if (a.is_odd) or True:"),
         ("a.check()", "..."),
+        ("super().check(a)", "super()"),
         ("return a.rows.where(x).distinct()", "return a.rows.where(x)"),
         ("return a.rows.where(x).distinct()", "return a.rows.distinct()"),
         ("return a.rows.where(x).distinct()", "return a.rows.where(None).distinct()"),
