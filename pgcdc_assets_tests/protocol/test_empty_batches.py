@@ -34,6 +34,7 @@ MESSAGE = xlog_data(logical_message("pgcdc2", b""))
         ([EMPTY[0], xlog_data(insert(1, [b"1"])), EMPTY[1]], False, False),
         ([xlog_data(b"S" + bytes(5)), xlog_data(b"E")], False, False),
         ([keepalive(7), b"x"], False, False),
+        ([*EMPTY, EMPTY[0], xlog_data(insert(1, [b"1"]))], False, False),
     ],
 )
 def test_only_keepalives_empty_transactions_and_heartbeats_are_quiet(

@@ -69,6 +69,14 @@ def test_warnings_count_by_table_over_the_versions_of_a_table() -> None:
     }
 
 
+def test_binary_messages_and_parked_rows_are_no_values_of_a_table() -> None:
+    binary = encoding.logical_message("m", b"\xff")
+    _, decoder = decode(transaction(binary, encoding.insert(16400, [b"\xff"]), binary))
+    assert decoder.warnings == {
+        "shop.orders: rows that cannot be decoded, parked with their bytes": 1
+    }
+
+
 def test_replaced_announcements_are_forgotten() -> None:
     """A stream of months may announce a table many times."""
     decoder = Decoder(numbering(), FAR)

@@ -25,7 +25,7 @@ ORDERS = Relation(
     "schéma",
     "ordré",
     ReplicaIdentity.DEFAULT,
-    (Column("é", 0xE9E9E9E9, -1, True), Column("plain", 25, 0x69E9E9E9), Column("né", 23)),
+    (Column("é", 0xE9E9E9E9, -1, True), Column("ét", 25, 0x69E9E9E9), Column("né", 23)),
 )
 NEW: list[Value] = ["né".encode(), None, b"", UNCHANGED, b"plain", "éé".encode(), None]
 OLD: list[Value] = [None, "é".encode(), UNCHANGED]

@@ -135,6 +135,28 @@ def test_a_commit_below_the_windows_start_was_landed() -> None:
     assert stream.decoder.open_transaction_count == 0
 
 
+def test_messages_behind_the_windows_end_wait_for_the_next_window() -> None:
+    stream = Stream(end=2000)
+    messages = [
+        *whole(1000, 701, ANNOUNCED, ROW),
+        *whole(2000, 702, ROW),
+        *block(703, ANNOUNCED, ROW),
+        encoding.stream_commit(703, 2100),
+        *whole(2200, 704, ROW),
+    ]
+    assert places(stream.read(*messages)) == [(1000, 701, 0)]
+    assert stream.decoder.open_transaction_count == 0
+    rest = stream.decoder.rest
+    stream.decoder.begin_window(3000, 2000)
+    assert places(stream.rows(rest)) == [(2000, 702, 0), (2100, 703, 0), (2200, 704, 0)]
+
+
+def test_whole_transactions_are_decoded_in_parts_of_bounded_values() -> None:
+    stream = Stream(most_values=9)
+    messages = MessageBatch.of(encoding.stream(whole(1000, 701, ANNOUNCED, *[ROW] * 10)))
+    assert [rows.num_rows for rows in stream.decoder.decode(messages)] == [3, 3, 3, 1]
+
+
 def test_commit_lsns_rise_over_streamed_and_whole_transactions() -> None:
     for messages in (
         [*block(701), encoding.stream_commit(701, 2000), *whole(2000, 702)],

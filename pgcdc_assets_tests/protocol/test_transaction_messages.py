@@ -11,6 +11,7 @@ import pytest
 
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol import transaction_messages as tm
+from pgcdc_assets.protocol.messages import FIRST_TIME_US, LAST_TIME_US, POSTGRES_EPOCH_US
 
 # Int64 values of the documentation's tables, with every byte different.
 LSN, LSN_BYTES = 0x0102030405060708, bytes(range(1, 9))
@@ -102,6 +103,16 @@ def test_impossible_values_are_refused(parse: Callable[[bytes], object], data: b
         if good in data and not is_aborted:
             with pytest.raises(ProtocolError, match=reason):
                 parse(data.replace(good, bad))
+
+
+def test_the_first_and_the_last_time_of_a_datetime_are_read() -> None:
+    head = b"c" + XID_BYTES + b"\0" + LSN_BYTES + END_BYTES
+    for time_us, outside in ((FIRST_TIME_US, -1), (LAST_TIME_US, 1)):
+        times = [time_us - POSTGRES_EPOCH_US, time_us + outside - POSTGRES_EPOCH_US]
+        inside, beyond = (head + time.to_bytes(8, "big", signed=True) for time in times)
+        assert tm.parse_stream_commit(inside).time_us == time_us
+        with pytest.raises(ProtocolError, match="years 1 to 9999"):
+            tm.parse_stream_commit(beyond)
 
 
 def test_the_flag_of_the_first_block_is_0_or_1() -> None:
