@@ -131,7 +131,15 @@ class Run:
             batch = in_place or left
             if not batch:
                 return
-            self._try(batch[:limit], tests, deadline)
+            crashed, _ = self._try(batch[:limit], tests, deadline)
+            if crashed is None:
+                continue
+            # Again, because a mutant before it may have damaged the memory.
+            alone = [mutant for mutant in batch if mutant.key == crashed]
+            crashed, signal_number = self._try(alone, tests, deadline)
+            if crashed is not None:
+                ended = f"process ended by signal {signal_number}"
+                self._append({"key": crashed, "verdict": "killed", "test": ended})
 
     def _observed_tests(self) -> dict[str, dict[str, Any]]:
         stamp = _digest([*_files_of(self.scope.tests), *self.scope.paths])
@@ -158,7 +166,11 @@ class Run:
 
     def _try(
         self, mutants: list[Mutant], tests: dict[str, dict[str, Any]], deadline: float
-    ) -> None:
+    ) -> tuple[str | None, int]:
+        """Test mutants in a process.
+
+        Return the key of the mutant at which the process crashed, and the signal; None: no crash.
+        """
         by_function = tests_by_function(tests.values())
         seconds = {test: {"seconds": found["seconds"]} for test, found in tests.items()}
         orders: list[dict[str, Any]] = []
@@ -179,7 +191,7 @@ class Run:
                 }
             )
         if not orders:
-            return
+            return None, 0
         at_import = not mutants[0].function
         wanted_tests = sorted({test for order in orders for test in order["tests"]})
         begun_before = len(self._begun())
@@ -189,12 +201,11 @@ class Run:
         begun = self._begun()[begun_before:]
         if code > 0 or not begun:
             if time.monotonic() > deadline:
-                return
+                return None, 0
             raise SystemExit(f"the tests ended with {code}: see {self._home / 'pytest.log'}")
-        if code < 0 and begun[-1] not in self.verdicts():
-            # A crash. The verdicts on a few mutants before are lost.
-            ended = f"process ended by signal {-code}"
-            self._append({"key": begun[-1], "verdict": "killed", "test": ended})
+        # The verdicts on a few mutants before a crash are lost.
+        is_crash = code < 0 and begun[-1] not in self.verdicts()
+        return (begun[-1], -code) if is_crash else (None, 0)
 
     def _begun(self) -> list[str]:
         """Return the keys of the mutants whose tests have begun."""
