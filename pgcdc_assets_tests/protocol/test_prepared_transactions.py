@@ -30,8 +30,11 @@ SECOND_US = 1_767_225_601_000_000
 
 def test_a_prepared_transaction_has_lsn_and_time_of_its_commit() -> None:
     stream = Stream()
-    assert stream.read(*prepared(1000, 701, "é 1", ANNOUNCED, ROW, ROW)) == []
+    begin = encoding.begin_prepare(1000, 701, "é 1", SECOND_US - 1)
+    prepare = encoding.prepare(1000, 701, "é 1", SECOND_US - 1)
+    assert stream.read(begin, ANNOUNCED, ROW, ROW, prepare) == []
     assert stream.unfinished == [PreparedKey(Lsn(1000), 701, "é 1")]
+    assert [each.time_us for each in stream.decoder.unfinished()] == [SECOND_US - 1]
 
     rows = stream.read(encoding.commit_prepared(2000, 701, "é 1", SECOND_US))
 
@@ -259,6 +262,23 @@ def test_a_relation_of_a_prepared_transaction_is_completed_at_its_first_use() ->
     rows = stream.read(encoding.commit_prepared(2000, 701, "g"), *whole(2100, 705, ROW))
     assert [(row["xid"], row["relation_version"]) for row in rows] == [(701, 3), (705, 3)]
     assert stream.completed == [(3, 1200, 703), (3, 2000, 701)]
+
+
+def test_a_streamed_transaction_announces_a_relation_again_after_its_completion() -> None:
+    narrow = encoding.relation(replace(ORDERS, columns=ORDERS.columns[:1]))
+    one = encoding.insert(16400, [b"1"])
+    stream = Stream()
+    rows = stream.read(
+        *prepared(1000, 701, "g", ANNOUNCED, ROW),
+        *whole(1100, 702, ROW),
+        *block(703, narrow, one),
+        encoding.stream_commit(703, 1200),
+        *whole(1300, 704, one),
+        encoding.commit_prepared(2000, 701, "g"),
+        *whole(2100, 705, one),
+    )
+    versions = [(row["xid"], row["relation_version"]) for row in rows]
+    assert versions == [(702, 3), (703, 1), (704, 1), (701, 3), (705, 1)]
 
 
 def test_a_relation_is_completed_at_the_commit_of_its_prepared_transaction() -> None:

@@ -280,6 +280,11 @@ def test_a_malformed_delimiter_has_its_place(message: bytes) -> None:
     assert caught.value.start == len(payloads[0])
 
 
+def test_the_end_of_a_block_has_no_field() -> None:
+    with pytest.raises(ProtocolError, match="1 bytes follow the last field"):
+        Stream().read(encoding.stream_start(701, is_first=True), encoding.stream_stop() + b"\0")
+
+
 def test_a_delimiter_out_of_order_has_the_offset_of_its_type() -> None:
     with pytest.raises(ProtocolError, match="outside a block") as caught:
         Stream().read(encoding.stream_stop())

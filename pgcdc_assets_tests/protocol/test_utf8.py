@@ -90,6 +90,13 @@ def test_nulls_of_a_slice_keep_their_positions() -> None:
         assert [_read_back(text) for text in written.to_pylist()] == values[start:]
 
 
+def test_a_marked_value_becomes_hex_without_its_mark() -> None:
+    """Some bytes of another encoding look like UTF-8."""
+    values = [utf8.RAW + b"\xc3\x81", b"a", utf8.RAW + b"x" + utf8.RAW]
+    written = utf8.with_hex(_array([*values]), utf8.find_invalid(_array([*values])))
+    assert written.to_pylist() == ["\0\\xc381", "a", "\0\\x78ff00"]
+
+
 def test_values_written_as_hex_are_counted_in_lists_of_texts() -> None:
     texts = pa.list_(pa.large_string())
     rows = [
