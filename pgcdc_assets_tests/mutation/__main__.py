@@ -36,6 +36,8 @@ UNNOTICED = ("survived", "not reached")
 _HUNG_AFTER_SECONDS = 900
 # A process that ends early loses the time of its start only.
 _MUTANTS_OF_A_PROCESS = 500
+# Number of the last mutants before a crash that are tested again alone.
+_SUSPECTS = 3
 
 
 @dataclass(frozen=True)
@@ -131,15 +133,13 @@ class Run:
             batch = in_place or left
             if not batch:
                 return
-            crashed, _ = self._try(batch[:limit], tests, deadline)
-            if crashed is None:
-                continue
-            # Again, because a mutant before it may have damaged the memory.
-            alone = [mutant for mutant in batch if mutant.key == crashed]
-            crashed, signal_number = self._try(alone, tests, deadline)
-            if crashed is not None:
-                ended = f"process ended by signal {signal_number}"
-                self._append({"key": crashed, "verdict": "killed", "test": ended})
+            crashed = self._try(batch[:limit], tests, deadline)
+            # Again, each alone: a mutant may damage the memory so that a later one crashes.
+            for key in crashed[: -_SUSPECTS - 1 : -1]:
+                alone = [mutant for mutant in batch if mutant.key == key]
+                if self._try(alone, tests, deadline):
+                    self._append({"key": key, "verdict": "killed", "test": "process crashed"})
+                    break
 
     def _observed_tests(self) -> dict[str, dict[str, Any]]:
         stamp = _digest([*_files_of(self.scope.tests), *self.scope.paths])
@@ -166,11 +166,8 @@ class Run:
 
     def _try(
         self, mutants: list[Mutant], tests: dict[str, dict[str, Any]], deadline: float
-    ) -> tuple[str | None, int]:
-        """Test mutants in a process.
-
-        Return the key of the mutant at which the process crashed, and the signal; None: no crash.
-        """
+    ) -> list[str]:
+        """Test mutants in a process. Return the keys of those without a verdict after a crash."""
         by_function = tests_by_function(tests.values())
         seconds = {test: {"seconds": found["seconds"]} for test, found in tests.items()}
         orders: list[dict[str, Any]] = []
@@ -191,7 +188,7 @@ class Run:
                 }
             )
         if not orders:
-            return None, 0
+            return []
         at_import = not mutants[0].function
         wanted_tests = sorted({test for order in orders for test in order["tests"]})
         begun_before = len(self._begun())
@@ -201,11 +198,10 @@ class Run:
         begun = self._begun()[begun_before:]
         if code > 0 or not begun:
             if time.monotonic() > deadline:
-                return None, 0
+                return []
             raise SystemExit(f"the tests ended with {code}: see {self._home / 'pytest.log'}")
-        # The verdicts on a few mutants before a crash are lost.
-        is_crash = code < 0 and begun[-1] not in self.verdicts()
-        return (begun[-1], -code) if is_crash else (None, 0)
+        verdicts = self.verdicts()
+        return [key for key in begun if key not in verdicts] if code < 0 else []
 
     def _begun(self) -> list[str]:
         """Return the keys of the mutants whose tests have begun."""
