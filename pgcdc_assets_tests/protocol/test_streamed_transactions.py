@@ -147,6 +147,9 @@ def test_messages_behind_the_windows_end_wait_for_the_next_window() -> None:
     assert places(stream.read(*messages)) == [(1000, 701, 0)]
     assert stream.decoder.open_transaction_count == 0
     rest = stream.decoder.rest
+    # Later batches wait elsewhere.
+    assert stream.read(*whole(2300, 705, *[ROW] * 20)) == []
+    assert stream.decoder.rest is rest
     stream.decoder.begin_window(3000, 2000)
     assert places(stream.rows(rest)) == [(2000, 702, 0), (2100, 703, 0), (2200, 704, 0)]
 
