@@ -73,7 +73,9 @@ def test_a_prepared_transaction_arrives_in_any_batches() -> None:
 def test_a_prepared_transaction_is_decoded_in_parts_of_bounded_values() -> None:
     stream = Stream(most_values=9)
     stream.read(*prepared(1000, 701, "g", ANNOUNCED, *[ROW] * 10))
-    assert [batch.num_rows for batch in stream.spool.rows[701]] == [3, 3, 3, 1]
+    spooled = stream.spool.rows[701]
+    assert [batch.num_rows for batch in spooled] == [3, 3, 3, 1]
+    assert [batch["xid"].unique().to_pylist() for batch in spooled] == [[701]] * 4
 
 
 def test_a_streamed_transaction_is_prepared() -> None:
@@ -246,6 +248,10 @@ def test_missing_rows_of_a_prepared_transaction_are_an_error() -> None:
     with pytest.raises(LookupError) as caught:
         stream.read(encoding.commit_prepared(2000, 701, "g"))
     assert caught.value.args == (701, "g", 2000)
+    rows = stream.read(
+        *prepared(1000, 702, "g", ANNOUNCED, ROW), encoding.commit_prepared(2000, 702, "g")
+    )
+    assert len(rows) == 1
     # The rollback of an unknown transaction needs no rows.
     assert stream.read(encoding.rollback_prepared(1000, 2100, 701, "g")) == []
 
