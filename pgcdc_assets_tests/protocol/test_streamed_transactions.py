@@ -13,7 +13,7 @@ from pgcdc_assets.protocol.relation import Relation, ReplicaIdentity
 from pgcdc_assets_tests.protocol.test_decoder import ORDERS
 from pgcdc_assets_tests.support.protocol import encoding
 from pgcdc_assets_tests.support.protocol.encoding import UNCHANGED
-from pgcdc_assets_tests.support.protocol.streaming import Stream, block, places, whole
+from pgcdc_assets_tests.support.protocol.streaming import Stream, block, places, prepared, whole
 
 ANNOUNCED = encoding.relation(ORDERS)
 ROW = encoding.insert(16400, [b"1", b"a", None])
@@ -292,3 +292,18 @@ def test_a_delimiter_out_of_order_has_the_offset_of_its_type() -> None:
     with pytest.raises(ProtocolError, match="outside a block") as caught:
         Stream().read(encoding.stream_stop())
     assert (caught.value.message_type, caught.value.offset, caught.value.start) == ("E", 25, 0)
+
+
+def test_an_older_announcement_does_not_replace_that_of_a_prepared_transaction() -> None:
+    narrow = encoding.relation(replace(ORDERS, columns=ORDERS.columns[:1]))
+    stream = Stream()
+    rows = stream.read(
+        *block(703, narrow, encoding.insert(16400, [b"1"])),
+        *prepared(1000, 701, "g", ANNOUNCED, ROW),
+        # Its row completes the relation.
+        *whole(1100, 702, ROW),
+        encoding.stream_commit(703, 1200),
+        *whole(1300, 704, ROW),
+    )
+    versions = [(row["xid"], row["relation_version"]) for row in rows]
+    assert versions == [(702, 3), (703, 1), (704, 3)]
