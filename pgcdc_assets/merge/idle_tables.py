@@ -23,6 +23,24 @@ TABLES_TO_RECORD = 5
 _MOST_TIMES_BEHIND = 4
 
 
+def needs_spark_to_advance(task: MergeTask, table_count: int) -> bool:
+    """Return whether a table without changes is far behind, and may need a commit of Spark.
+
+    delta-rs cannot write the table, or its last commit failed. As long as a watermark is behind,
+    retention removes no later window.
+
+    Args:
+        table_count: number of tables of the merge.
+    """
+    if task.state is None or task.state.is_watermark_recorded:
+        return False
+    return len(task.plan.windows) >= _MOST_TIMES_BEHIND * _idle_windows(table_count)
+
+
+def _idle_windows(table_count: int) -> int:
+    return max(IDLE_WINDOWS, table_count // TABLES_TO_RECORD)
+
+
 def report_idle_tables(
     zone: RawZone, tasks: Sequence[MergeTask], table_count: int
 ) -> Iterator[MergeReport | MergeFailure]:
@@ -31,7 +49,7 @@ def report_idle_tables(
     Args:
         table_count: number of tables of the merge.
     """
-    idle_windows = max(IDLE_WINDOWS, table_count // TABLES_TO_RECORD)
+    idle_windows = _idle_windows(table_count)
     behind = sorted((task for task in tasks if len(task.plan.windows) >= idle_windows), key=_behind)
     first = {task.path for task in behind[-TABLES_TO_RECORD:]}
 

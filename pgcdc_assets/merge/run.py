@@ -29,7 +29,7 @@ from pgcdc_assets.merge.batch.run import SmallMerges
 from pgcdc_assets.merge.build_tasks import build_tasks
 from pgcdc_assets.merge.comments import find_changes, follow_comments
 from pgcdc_assets.merge.failures import guarded
-from pgcdc_assets.merge.idle_tables import report_idle_tables
+from pgcdc_assets.merge.idle_tables import needs_spark_to_advance, report_idle_tables
 from pgcdc_assets.merge.kinds.base import Counts
 from pgcdc_assets.merge.kinds.choose import choose_small_kind, choose_table_kind
 from pgcdc_assets.merge.report import MergeFailure, MergeReport
@@ -43,6 +43,7 @@ from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.spark.tuning import tune
 from pgcdc_assets.tables.columns import LSN, VALID_FROM_LSN
 from pgcdc_assets.tables.compaction import compact_small_files, has_many_small_files
+from pgcdc_assets.tables.spark_watermarks import advance_by_spark
 from pgcdc_assets.tables.state import (
     ScdState,
     advance_watermark,
@@ -85,7 +86,11 @@ def merge_tables(
     for task in build_tasks(zone, targets, through, root, limit=limit):
         if isinstance(task, MergeFailure):
             yield task
-        elif task.is_idle and find_changes(task) is None:
+        elif (
+            task.is_idle
+            and find_changes(task) is None
+            and not needs_spark_to_advance(task, len(targets))
+        ):
             idle.append(task)
         else:
             busy.append(task)
@@ -320,9 +325,9 @@ def merge_table(spark: SparkSession, zone: RawZone, task: MergeTask) -> MergeRep
         if has_many_small_files(state.files):
             compact_small_files(spark, task.path)
     elif plan.end > plan.start:
-        advance_watermark(
-            zone, task.path, Position(plan.epoch, plan.start), Position(plan.epoch, plan.end)
-        )
+        before_end, end = Position(plan.epoch, plan.start), Position(plan.epoch, plan.end)
+        if not advance_watermark(zone, task.path, before_end, end):
+            advance_by_spark(spark, zone, task.path, before_end, end)
     assert state is not None
     return replace(
         begin_report(task),

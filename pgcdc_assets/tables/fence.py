@@ -23,7 +23,7 @@ from deltalake import DeltaTable, Transaction
 
 from pgcdc_assets.errors import TableDamaged
 from pgcdc_assets.lsn import Lsn, Position
-from pgcdc_assets.raw.delta_log import read_commit_lines
+from pgcdc_assets.raw.delta_log import commit_path, read_commit_lines
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
@@ -120,7 +120,7 @@ def read_watermarks(
         if version is not None:
             found[epoch] = Lsn(version)
     if not is_watermark_recorded(table, zone.name):
-        step = _newest_step(zone.lake, table, path, zone.name)
+        _, step = _newest_step(zone.lake, table, path, zone.name)
         if step.position is not None:
             epoch, watermark = step.position
             found[epoch] = watermark
@@ -132,7 +132,7 @@ def find_step(lake: Lake, table: DeltaTable, path: str, step: Step) -> Step | No
 
     The number of the commit may be higher than the step's. Later commits do not matter.
     """
-    for found in _steps(lake, table, path, step.app_id):
+    for _, found in _steps(lake, table, path, step.app_id):
         if found.mark == step.mark:
             return found
         if found.number <= step.number:
@@ -142,22 +142,33 @@ def find_step(lake: Lake, table: DeltaTable, path: str, step: Step) -> Step | No
 
 def has_step_at(lake: Lake, table: DeltaTable, path: str, app_id: str, position: Position) -> bool:
     """Return whether the log has a write with exactly this position."""
-    for step in _steps(lake, table, path, app_id):
+    for _, step in _steps(lake, table, path, app_id):
         if step.position is not None and step.position <= position:
             return step.position == position
     return False
 
 
-def _newest_step(lake: Lake, table: DeltaTable, path: str, name: str) -> Step:
+def newest_write_time(lake: Lake, table: DeltaTable, path: str, name: str) -> float:
+    """Return when the log entry of the newest write was written, in seconds since 1970.
+
+    Raises:
+        TableDamaged: the log has lost the entry.
+        OSError: the log cannot be read.
+    """
+    version, _ = _newest_step(lake, table, path, name)
+    return float(filesystem(lake, path).get_file_info(commit_path(version)).mtime_ns / 1e9)
+
+
+def _newest_step(lake: Lake, table: DeltaTable, path: str, name: str) -> tuple[int, Step]:
     fence = read_fence(table, name)
-    for step in _steps(lake, table, path, fence_app_id(name)):
+    for version, step in _steps(lake, table, path, fence_app_id(name)):
         if step.number == fence:
-            return step
+            return version, step
     raise TableDamaged(path=path, reason="its log has lost the commit with the newest watermark")
 
 
-def _steps(lake: Lake, table: DeltaTable, path: str, app_id: str) -> Iterable[Step]:
-    """Yield the writes in a table's log, the newest first."""
+def _steps(lake: Lake, table: DeltaTable, path: str, app_id: str) -> Iterable[tuple[int, Step]]:
+    """Yield the writes in a table's log with their versions, the newest first."""
     log = filesystem(lake, path)
     for version in range(table.version(), -1, -1):
         try:
@@ -166,7 +177,7 @@ def _steps(lake: Lake, table: DeltaTable, path: str, app_id: str) -> Iterable[St
             return
         step = _parse_step(lines, app_id)
         if step is not None:
-            yield step
+            yield version, step
 
 
 def _parse_step(lines: Iterable[bytes], app_id: str) -> Step | None:

@@ -54,6 +54,16 @@ COLUMNS = "pgcdc.columns"
 # Digests of the comments that merges have written, see `comments.py`.
 COMMENTS = "pgcdc.comments"
 
+_HOURS = {"week": 168.0, "day": 24.0, "hour": 1.0, "minute": 1 / 60, "second": 1 / 3600}
+
+
+def interval_hours(text: str) -> float | None:
+    """Return the hours of an interval as Delta's documentation shows it, else None."""
+    found = re.findall(r"(\d+)\s+([a-z]+?)s?\b", text.lower())
+    if not found or any(unit not in _HOURS for _, unit in found):
+        return None
+    return sum(int(count) * _HOURS[unit] for count, unit in found)
+
 
 def key_text(names: Sequence[str]) -> str:
     """Return a key as the text of a table property."""

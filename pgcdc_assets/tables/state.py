@@ -268,7 +268,7 @@ def record_watermark(zone: RawZone, path: str) -> None:
 
     A failure loses nothing: the commit of the write has the watermark, and the next merge tries
     again. delta-rs cannot write tables with clustering or row tracking, so their watermarks are
-    never recorded so.
+    never recorded so (`spark_watermarks.py`).
     """
     table = open_table(zone.lake, path)
     if table is not None:
@@ -299,39 +299,52 @@ def _record_watermark(zone: RawZone, path: str, table: DeltaTable) -> DeltaTable
     return table
 
 
-def advance_watermark(zone: RawZone, path: str, before: Position | None, after: Position) -> None:
+def advance_watermark(zone: RawZone, path: str, before: Position | None, after: Position) -> bool:
     """Advance the watermark of a table without changes, by one commit without rows.
 
     Args:
         before: the position from which there were no changes. A table at another position, such
             as after another merge or a rebuild, is left unchanged.
 
+    Returns:
+        False if delta-rs cannot write the table, so Spark has to commit.
+
     Raises:
         TransientError: the log cannot be written.
     """
     table = open_table(zone.lake, path)
     if table is None or read_position(zone, table, path) != before:
-        return
+        return True
+    step = Step(fence_app_id(zone.name), read_fence(table, zone.name) + 1, after)
     try:
-        _commit(table, fence_transactions(zone, *after, read_fence(table, zone.name) + 1))
+        _commit(table, fence_transactions(zone, *after, step.number), step)
         keep_checkpoints(zone.lake, path, table)
-    except CommitFailedError:
-        # Another writer has committed. The next merge can record the watermark.
-        return
+    except CommitFailedError as error:
+        # Otherwise another writer has committed. The next merge can record the watermark.
+        return not is_unsupported(error)
     except (DeltaError, OSError) as error:
         raise TransientError(
             reason=f"The Delta table {path} cannot be written ({type(error).__name__}); "
             "run it again."
         ) from error
+    return True
 
 
-def _commit(table: DeltaTable, transactions: list[Transaction]) -> None:
-    """Commit application transactions as the version after the loaded version, or fail."""
+def _commit(table: DeltaTable, transactions: list[Transaction], step: Step | None = None) -> None:
+    """Commit application transactions as the version after the loaded version, or fail.
+
+    Args:
+        step: of a commit that is a new state.
+    """
     table.create_write_transaction(
         [],
         "append",
         table.schema(),
-        commit_properties=CommitProperties(app_transactions=transactions, max_commit_retries=0),
+        commit_properties=CommitProperties(
+            custom_metadata=None if step is None else {"userMetadata": step.metadata},
+            app_transactions=transactions,
+            max_commit_retries=0,
+        ),
         post_commithook_properties=WITHOUT_UPKEEP,
     )
 

@@ -31,7 +31,7 @@ from pgcdc_assets.raw.delta_log import SET_ASIDE, read_commit
 from pgcdc_assets.raw.files import filesystem, write_file
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.tables.checksums import delete_checksum
-from pgcdc_assets.tables.properties import FILE_RETENTION, OWN_FILE_RETENTION
+from pgcdc_assets.tables.properties import FILE_RETENTION, OWN_FILE_RETENTION, interval_hours
 from pgcdc_assets.tables.read_errors import explain_read_errors
 from pgcdc_assets.tables.state import open_table
 
@@ -50,7 +50,6 @@ _EVERY = 3
 _FOLDER, _FILE = "_pgcdc", "replaced_files.json"
 _FORMAT = 1
 
-_HOURS = {"week": 168.0, "day": 24.0, "hour": 1.0, "minute": 1 / 60, "second": 1 / 3600}
 _DEFAULT_RETENTION_HOURS = 168.0
 
 
@@ -221,10 +220,8 @@ def owner_hours(properties: dict[str, str]) -> float:
     text = properties.get(FILE_RETENTION)
     if text is None or text == properties.get(OWN_FILE_RETENTION):
         return 0.0
-    found = re.findall(r"(\d+)\s+([a-z]+?)s?\b", text.lower())
-    if not found or any(unit not in _HOURS for _, unit in found):
-        return _DEFAULT_RETENTION_HOURS
-    return sum(int(count) * _HOURS[unit] for count, unit in found)
+    hours = interval_hours(text)
+    return _DEFAULT_RETENTION_HOURS if hours is None else hours
 
 
 def _caught_up(store: pafs.FileSystem, ledger: _Ledger, version: int) -> _Ledger:

@@ -39,6 +39,7 @@ from pgcdc_assets.settings import CdcCapture
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.maintenance import maintain_table
 from pgcdc_assets.tables.messages import MessageTable
+from pgcdc_assets.tables.spark_watermarks import renew_watermark
 from pgcdc_assets.tables.state import read_scd_state, table_path
 
 
@@ -115,8 +116,10 @@ def build_maintenance_job(
         for schema, table, scd in sorted(keys):
             path = table_path(zone.lake, zone.name, schema, table, scd)
             try:
-                if read_scd_state(zone.lake, zone.name, path) is None:
+                state = read_scd_state(zone.lake, zone.name, path)
+                if state is None:
                     continue
+                renew_watermark(session, zone, state)
                 report = maintain_table(session, zone.lake, path, policy.keep_hours)
             except PgcdcError as error:
                 failures.append((str(TableName(schema, table)), error))

@@ -1,0 +1,97 @@
+"""Watermarks of tables that only Spark can write, such as tables with clustering or row tracking.
+
+The second commit of a merge, which records the watermark as an application transaction, is by
+delta-rs (`fence.py`). Without the second commit the watermark is only in the log entry of the
+newest write. Spark deletes expired entries, so a table without changes would lose its watermark.
+A Spark commit without rows therefore advances the watermark, or writes the same watermark again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pgcdc_assets.errors import TransientError
+from pgcdc_assets.lsn import Position
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.tables.fence import (
+    Step,
+    fence_app_id,
+    is_watermark_recorded,
+    newest_write_time,
+    read_fence,
+)
+from pgcdc_assets.tables.properties import LOG_RETENTION, interval_hours
+from pgcdc_assets.tables.read_errors import explain_read_errors
+from pgcdc_assets.tables.state import ScdState, open_table, read_position, record_watermark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# The maintenance shortens a longer retention, unless the owner of the table has set it.
+_LOG_HOURS = 168.0
+# The daily maintenance may fail, or be late, several times before the entry expires.
+_PART_OF_RETENTION = 0.25
+
+
+def advance_by_spark(
+    spark: SparkSession, zone: RawZone, path: str, before: Position, after: Position
+) -> None:
+    """Advance the watermark of a table without changes, by one commit of Spark without rows.
+
+    Args:
+        before: a table at another position is left unchanged.
+        after: may be equal: the log then has the watermark in a new entry.
+
+    Raises:
+        TransientError: the table cannot be written.
+    """
+    from pgcdc_assets.spark.errors import condition_of, is_conflict
+
+    table = open_table(zone.lake, path)
+    if table is None or read_position(zone, table, path) != before:
+        return
+    step = Step(fence_app_id(zone.name), read_fence(table, zone.name) + 1, after)
+    try:
+        nothing = spark.read.format("delta").load(path).where("false")
+        # Delta skips the write if another merge has committed since.
+        nothing.write.format("delta").mode("append").options(**step.options).save(path)
+    except Exception as error:
+        if not is_conflict(error):
+            raise TransientError(
+                reason=f"The watermark of the Delta table {path} cannot be written: Spark reported "
+                f"{condition_of(error)}. No row is lost; run it again."
+            ) from error
+
+
+def renew_watermark(spark: Callable[[], SparkSession], zone: RawZone, state: ScdState) -> bool:
+    """Write the watermark of a table again, if the log entry that alone has it is old.
+
+    Args:
+        spark: returns the session, if one is needed.
+
+    Returns:
+        Whether Spark was needed.
+
+    Raises:
+        TableDamaged: the log cannot be read.
+        TransientError: the table cannot be written.
+    """
+    if state.is_watermark_recorded or state.watermark is None:
+        return False
+    record_watermark(zone, state.path)
+    table = open_table(zone.lake, state.path)
+    if table is None or is_watermark_recorded(table, zone.name):
+        return False
+    with explain_read_errors(state.path):
+        written_at = newest_write_time(zone.lake, table, state.path, zone.name)
+    text = table.metadata().configuration.get(LOG_RETENTION)
+    hours = _LOG_HOURS if text is None else interval_hours(text) or 0.0
+    if time.time() - written_at < min(hours, _LOG_HOURS) * 3600 * _PART_OF_RETENTION:
+        return False
+    from pgcdc_assets.spark.session import own_sessions
+
+    with own_sessions(spark(), 1) as (session,):
+        advance_by_spark(session, zone, state.path, state.watermark, state.watermark)
+    return True
