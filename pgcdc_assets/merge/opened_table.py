@@ -16,7 +16,8 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.properties import KEY, RELATION_ID, parse_key
-from pgcdc_assets.tables.state import ScdState, holds_data_files, read_scd_state, table_path
+from pgcdc_assets.tables.state import ScdState, read_scd_state, table_path
+from pgcdc_assets.tables.unlogged_files import holds_data_files, may_precede
 
 SCD_TYPES = (1, 2)
 
@@ -118,14 +119,18 @@ def check_log_is_there(
 
     Raises:
         MergeConflict: the log of a table is gone, and retention removed what it began with.
+        TableDamaged, TransientError: the data files cannot be read.
     """
     if table.state is not None or not holds_data_files(lake, table.path):
         return False
-    first = [
+    first, begin = [
         next((snapshot for snapshot in of if snapshot.name == table.target.name), None)
         for of in (snapshots, kept)
     ]
-    if table.target.keeps_history(table.scd) and first[0] != first[1]:
+    if not table.target.keeps_history(table.scd) or first == begin:
+        return True
+    # A process that was killed before the first commit leaves rows that the raw zone still has.
+    if begin is None or may_precede(lake, table.path, table.scd, begin.position):
         raise MergeConflict(
             table=table.target.qualified_name,
             reason=f"the folder {table.path} holds data files and no Delta log, and retention "

@@ -12,13 +12,11 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs as pafs
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn, Position
-from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.log_table import open_delta_table
 from pgcdc_assets.raw.newest_versions import NewestVersions
@@ -370,20 +368,6 @@ def open_table(lake: Lake, path: str) -> DeltaTable | None:
     """
     with explain_read_errors(path):
         return open_delta_table(lake, path)
-
-
-def holds_data_files(lake: Lake, path: str) -> bool:
-    """Return whether a folder holds data files: those of a table whose log is gone, if it has none.
-
-    A process that was killed while it made the table leaves some, too.
-    """
-    with explain_read_errors(path):
-        selector = pafs.FileSelector("", recursive=True, allow_not_found=True)
-        found = filesystem(lake, path).get_file_info(selector)
-        return any(
-            entry.is_file and entry.path.endswith(".parquet") and "_delta_log" not in entry.path
-            for entry in found
-        )
 
 
 def read_position(zone: RawZone, table: DeltaTable, path: str) -> Position | None:

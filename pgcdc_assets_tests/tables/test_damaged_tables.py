@@ -21,7 +21,14 @@ from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.tables.state import read_scd_state, read_watermark, table_path
 from pgcdc_assets.verify.table_version import read_table_version
-from pgcdc_assets_tests.support.merge.history import Landing, column, insert, relation, update
+from pgcdc_assets_tests.support.merge.history import (
+    Landing,
+    column,
+    delete,
+    insert,
+    relation,
+    update,
+)
 from pgcdc_assets_tests.support.merge.one_table import merge
 
 pytestmark = pytest.mark.spark
@@ -165,3 +172,58 @@ def test_a_history_without_a_log_is_not_rebuilt_after_retention(
     assert "no Delta log" in str(failure.error)
     path.rename(path.with_name("away"))
     assert not merge(spark, landing, target).is_remade
+
+
+def _killed_before_first_commit(spark: SparkSession, landing: Landing, target: CdcTable) -> Path:
+    """Leave the data files of a table that began when retention had removed the first changes."""
+    zone = landing.zone
+    landing.copy([("1", "A"), ("2", "b"), ("3", "c")])
+    landing.land([update("1", "B")])
+    path = Path(table_path(zone.lake, zone.name, "shop", "items", target.scd[0]))
+    remove_windows(zone, 1, landing.windows[1].end, landing.clock + dt.timedelta(days=1))
+    merge(spark, landing, target)
+    _lose_log(path)
+    return path
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize(
+    "target",
+    [CdcTable("shop", "items", (2,)), CdcTable("shop", "items", (1,), soft_deletes=True)],
+    ids=["scd2", "soft deletes"],
+)
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_a_history_that_was_never_committed_is_created_after_retention(
+    spark: SparkSession, landing: Landing, target: CdcTable, has_folder: bool
+) -> None:
+    """A process was killed between the data files and the first commit of the table."""
+    shutil.rmtree(_path(landing.zone))
+    path = _killed_before_first_commit(spark, landing, target)
+    if not has_folder:
+        _log(path).rmdir()
+    # The process was killed within a file too.
+    (path / "part-cut.parquet").write_bytes(b"PAR1")
+    (report,) = merge_tables(spark, landing.zone, [target], landing.windows[-1])
+    assert isinstance(report, MergeReport), report.error
+    assert report.is_remade
+    rows = spark.read.format("delta").load(str(path))
+    current = rows.where("_is_current") if target.scd == (2,) else rows
+    assert sorted(map(tuple, current.select("id", "v").collect())) == [(1, "B"), (2, "b"), (3, "c")]
+
+
+@pytest.mark.sampled
+def test_soft_deletes_without_a_log_are_not_rebuilt_after_retention(
+    spark: SparkSession, landing: Landing
+) -> None:
+    """A row that was deleted before the retained snapshot would be lost."""
+    shutil.rmtree(_path(landing.zone))
+    target = CdcTable("shop", "items", (1,), soft_deletes=True)
+    landing.land([delete("2", None)])
+    landing.copy([("1", "A"), ("3", "c")])
+    landing.land([update("1", "B")])
+    merge(spark, landing, target)
+    remove_windows(landing.zone, 1, landing.windows[-2].end, landing.clock + dt.timedelta(days=1))
+    _lose_log(_path(landing.zone))
+    (failure,) = merge_tables(spark, landing.zone, [target], landing.windows[-1])
+    assert isinstance(failure, MergeFailure)
+    assert "no Delta log" in str(failure.error)
