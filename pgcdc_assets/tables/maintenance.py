@@ -35,6 +35,7 @@ from pgcdc_assets.tables.properties import (
     LOG_RETENTION,
     OWN_FILE_RETENTION,
     OWN_LOG_RETENTION,
+    interval_hours,
 )
 from pgcdc_assets.tables.state import open_table
 from pgcdc_assets.tables.vacuum import delete_replaced_files, has_unknown_files, owner_hours
@@ -160,10 +161,22 @@ def _find_limits(properties: Mapping[str, str], keep_hours: float) -> dict[str, 
     }
     wanted: dict[str, str] = {}
     for name, (own, hours) in limits.items():
-        value, current = f"interval {math.ceil(hours)} hours", properties.get(name)
-        if current != value and current == properties.get(own):
+        current = properties.get(name)
+        if current != properties.get(own):
+            continue
+        if current is None or interval_hours(current) != math.ceil(hours):
+            value = _own_interval(name, math.ceil(hours))
             wanted |= {name: value, own: value}
     return wanted
+
+
+def _own_interval(name: str, hours: int) -> str:
+    """Return an interval as the value of a property.
+
+    An owner's value "interval 24 hours" must differ from the value of this package: the owner's
+    value also keeps files from the merges. A table of an earlier release keeps its value in hours.
+    """
+    return f"interval {60 * hours} minutes" if name == FILE_RETENTION else f"interval {hours} hours"
 
 
 def _set_properties(session: SparkSession, path: str, wanted: Mapping[str, str]) -> None:

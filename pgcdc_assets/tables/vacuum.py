@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,11 +61,14 @@ class ReplacedFile:
     Attributes:
         path: relative to the table's folder.
         removed_at: seconds since 1970.
+        is_of_large_table: the table had more than `SMALL_TABLE_BYTES` before the commit, or its
+            size is not known.
     """
 
     path: str
     size_bytes: int
     removed_at: float
+    is_of_large_table: bool = False
 
 
 @dataclass(frozen=True)
@@ -147,13 +151,19 @@ def _delete(
         return VacuumReport(live_bytes)
     store = filesystem(lake, path)
     try:
-        ledger = _caught_up(store, _read_ledger(store), table.version())
+        ledger = _caught_up(store, _read_ledger(store), table.version(), live_bytes)
         # RESTORE adds removed files again, and a new deletion vector removes and adds one file at
         # once.
         files = {name: file for name, file in ledger.files.items() if name not in live}
         replaced_bytes = sum(file.size_bytes for file in files.values())
-        before = time.time() - keep_hours * 3600
-        old = [file for file in files.values() if file.removed_at < before]
+        now = time.time()
+        old = [
+            file
+            for file in files.values()
+            # After a TRUNCATE, queries of the large table still run.
+            if file.removed_at
+            < now - 3600 * (LONGEST_KEEP_HOURS if file.is_of_large_table else keep_hours)
+        ]
         old_bytes = sum(file.size_bytes for file in old)
         if not old or old_bytes < max(minimum_bytes, ratio * live_bytes):
             _write_ledger(store, _Ledger(ledger.through, files))
@@ -163,8 +173,9 @@ def _delete(
                 store.delete_file(file.path)
             delete_checksum(lake, store, file.path)
             failpoints.reach(failpoints.AFTER_FILE_DELETED)
-        young = {file.path: file for file in files.values() if file.removed_at >= before}
-        _write_ledger(store, _Ledger(ledger.through, young))
+        for file in old:
+            del files[file.path]
+        _write_ledger(store, _Ledger(ledger.through, files))
     except OSError as error:
         raise TransientError(
             reason=f"Replaced files of the Delta table {path} cannot be deleted "
@@ -224,34 +235,61 @@ def owner_hours(properties: dict[str, str]) -> float:
     return _DEFAULT_RETENTION_HOURS if hours is None else hours
 
 
-def _caught_up(store: pafs.FileSystem, ledger: _Ledger, version: int) -> _Ledger:
-    """Add the files that the commits since the last call have removed."""
+def _caught_up(store: pafs.FileSystem, ledger: _Ledger, version: int, live_bytes: int) -> _Ledger:
+    """Add the files that the commits since the last call have removed.
+
+    Args:
+        live_bytes: size of the files of the version.
+    """
     if ledger.through > version:
         # The table was replaced by a new table at the same path.
         ledger = _Ledger(-1)
     first = max(ledger.through + 1, version + 1 - _MOST_COMMITS)
-    files = dict(ledger.files)
-    for number in range(first, version + 1):
-        for file in _removed_by(store, number):
-            files[file.path] = file
-    return _Ledger(version, files)
+    found: dict[str, ReplacedFile] = {}
+    size_after: int | None = live_bytes
+    for number in range(version, first - 1, -1):
+        actions = _actions_of(store, number)
+        if actions is None:
+            # The log has lost the commit, so the size before the commit is not known.
+            size_after = None
+            continue
+        size_before = None if size_after is None else size_after - _growth(actions)
+        is_large = size_before is None or size_before > SMALL_TABLE_BYTES
+        for file in _removed_by(actions, is_large):
+            found.setdefault(file.path, file)
+        size_after = size_before
+    return _Ledger(version, {**ledger.files, **found})
 
 
-def _removed_by(store: pafs.FileSystem, version: int) -> list[ReplacedFile]:
-    """List the data files that a commit removes; none if the log has lost the commit."""
+def _actions_of(store: pafs.FileSystem, version: int) -> list[dict[str, Any]] | None:
+    """Read the actions of a commit; None if the log has lost the commit."""
     try:
-        actions = read_commit(store, version)
-        removed = [action["remove"] for action in actions if "remove" in action]
+        return read_commit(store, version)
     except (FileNotFoundError, ValueError):
-        return []
+        return None
+
+
+def _growth(actions: Sequence[Mapping[str, Any]]) -> int:
+    """Return the number of bytes by which a commit changes the size of the table's files."""
+    return sum(
+        sign * int(action[kind].get("size") or 0)
+        for action in actions
+        for kind, sign in (("add", 1), ("remove", -1))
+        if kind in action
+    )
+
+
+def _removed_by(actions: Sequence[Mapping[str, Any]], is_large: bool) -> list[ReplacedFile]:
+    """List the data files that a commit removes."""
     now = time.time()
     return [
         ReplacedFile(
             remove["path"],
             int(remove.get("size") or 0),
             float(remove.get("deletionTimestamp") or now * 1000) / 1000,
+            is_large,
         )
-        for remove in removed
+        for remove in (action["remove"] for action in actions if "remove" in action)
         if _is_own(remove["path"])
     ]
 
@@ -270,7 +308,11 @@ def _read_ledger(store: pafs.FileSystem) -> _Ledger:
             data: Any = json.loads(source.read())
         if data["format"] != _FORMAT:
             return _Ledger(-1)
-        files = [ReplacedFile(str(name), int(size), float(at)) for name, size, at in data["files"]]
+        # Earlier releases did not write whether the table was large.
+        files = [
+            ReplacedFile(str(name), int(size), float(at), bool(large and large[0]))
+            for name, size, at, *large in data["files"]
+        ]
         return _Ledger(int(data["through"]), {f.path: f for f in files if _is_own(f.path)})
     except FileNotFoundError:
         return _Ledger(-1)
@@ -280,7 +322,9 @@ def _read_ledger(store: pafs.FileSystem) -> _Ledger:
 
 
 def _write_ledger(store: pafs.FileSystem, ledger: _Ledger) -> None:
-    files = [[f.path, f.size_bytes, f.removed_at] for f in ledger.files.values()]
+    files = [
+        [f.path, f.size_bytes, f.removed_at, f.is_of_large_table] for f in ledger.files.values()
+    ]
     text = json.dumps({"format": _FORMAT, "through": ledger.through, "files": files})
     store.create_dir(_FOLDER, recursive=True)
     write_file(store, f"{_FOLDER}/{_FILE}", text.encode())

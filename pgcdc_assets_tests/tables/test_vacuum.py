@@ -19,6 +19,7 @@ from deltalake.fs import DeltaStorageHandler
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import TransientError
+from pgcdc_assets.raw.delta_log import read_commit
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.tables import vacuum
@@ -154,12 +155,12 @@ def test_a_new_deletion_vector_removes_no_file(lake: Lake, path: Path, spark: Sp
     )
     for number in (10, 11):
         spark.sql(f"DELETE FROM {delta_table(str(path))} WHERE id = {number}")
+    store = pafs.SubTreeFileSystem(str(path), pafs.LocalFileSystem())
     removed = [
-        file.path
+        action["remove"]["path"]
         for version in (12, 13)
-        for file in vacuum._removed_by(
-            pafs.SubTreeFileSystem(str(path), pafs.LocalFileSystem()), version
-        )
+        for action in read_commit(store, version)
+        if "remove" in action
     ]
     assert set(removed) == live_files(path)
     assert delete(lake, path) == 0
@@ -375,16 +376,16 @@ def test_maintenance_keeps_the_ledger_and_cleans_the_log(
     assert ids(path) == list(range(20, 1020))
 
     # The limit of the log follows the settings, and the owner's own limit stays.
-    assert retentions(path) == ("interval 168 hours", "interval 25 hours")
+    assert retentions(path) == ("interval 168 hours", "interval 1500 minutes")
     for _ in range(2):
         maintain_table(lambda: spark, lake, str(path), 1)
-        assert retentions(path) == ("interval 168 hours", "interval 24 hours")
+        assert retentions(path) == ("interval 168 hours", "interval 1440 minutes")
     assert not later.exists()
     operations = [entry["operation"] for entry in DeltaTable(str(path)).history()]
     assert operations.count("SET TBLPROPERTIES") == 2
     assert owner_hours(DeltaTable(str(path)).metadata().configuration) == 0
     maintain_table(lambda: spark, lake, str(path), 200.5)
-    assert retentions(path) == ("interval 201 hours", "interval 201 hours")
+    assert retentions(path) == ("interval 201 hours", "interval 12060 minutes")
     own = {LOG_RETENTION: "interval 9 days", FILE_RETENTION: "interval 8 days"}
     DeltaTable(str(path)).alter.set_table_properties(own)
     maintain_table(lambda: spark, lake, str(path), 1)
@@ -392,7 +393,80 @@ def test_maintenance_keeps_the_ledger_and_cleans_the_log(
     assert owner_hours(DeltaTable(str(path)).metadata().configuration) == 192
 
 
+@pytest.mark.sampled
+@pytest.mark.spark
+def test_an_owners_retention_of_a_day_is_the_owners(
+    lake: Lake, path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package sets a day too, but merges delete files within this day."""
+    maintain_table(lambda: spark, lake, str(path), 1)
+    write(path, 20)
+    own = f"SET TBLPROPERTIES ('{FILE_RETENTION}' = 'interval 24 hours')"
+    spark.sql(f"ALTER TABLE {delta_table(str(path))} {own}")
+    maintain_table(lambda: spark, lake, str(path), 1)
+    assert retentions(path) == ("interval 168 hours", "interval 24 hours")
+    _after_hours(monkeypatch, 2)
+    assert delete(lake, path, 1) == 0
+
+
 def retentions(path: Path) -> tuple[str, str]:
     """Return for how long a table keeps log entries and replaced files."""
     configuration = DeltaTable(str(path)).metadata().configuration
     return configuration[LOG_RETENTION], configuration[FILE_RETENTION]
+
+
+def _at_large_then_truncated(path: Path, monkeypatch: pytest.MonkeyPatch) -> DeltaTable:
+    """Write a large table and a small one, and return the large version, which a query reads."""
+    monkeypatch.setattr(vacuum, "SMALL_TABLE_BYTES", 4_000)
+    large = pa.table({"id": range(5_000)})
+    write_deltalake(str(path), large)
+    query = DeltaTable(str(path))
+    assert sum(file.stat().st_size for file in path.glob("*.parquet")) > vacuum.SMALL_TABLE_BYTES
+    write_deltalake(str(path), large.slice(0, 1), mode="overwrite")
+    write_deltalake(str(path), large.slice(0, 2), mode="overwrite")
+    return query
+
+
+def _after_hours(monkeypatch: pytest.MonkeyPatch, hours: float) -> None:
+    then = time.time() + hours * 3600 + 60
+    monkeypatch.setattr(time, "time", lambda: then)
+
+
+@pytest.mark.parametrize("looks_between", [False, True])
+def test_the_files_of_a_large_table_stay_a_day_after_a_truncate(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, looks_between: bool
+) -> None:
+    """A query of the large version may take hours. The files of the small version stay an hour."""
+    path = Path(lake.path("large"))
+    query = _at_large_then_truncated(path, monkeypatch)
+    if looks_between:
+        assert delete(lake, path, 1) == 0
+    with monkeypatch.context() as patched:
+        _after_hours(patched, 1)
+        assert delete(lake, path, 1) == 1
+        assert query.to_pyarrow_table().num_rows == 5_000
+        assert delete(lake, path, 1) == 0
+    with monkeypatch.context() as patched:
+        _after_hours(patched, 24)
+        assert delete(lake, path, 1) == 1
+    assert data_files(path) == live_files(path)
+
+
+def test_a_lost_commit_counts_as_one_of_a_large_table(
+    lake: Lake, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    DeltaTable(str(path)).create_checkpoint()
+    (path / "_delta_log" / f"{5:020d}.json").unlink()
+    _after_hours(monkeypatch, 1)
+    # The commits 6 to 10. The size of the table before commit 5 is not known.
+    assert delete(lake, path, 1) == 5
+
+
+def test_a_ledger_of_an_earlier_release_is_read(lake: Lake, path: Path) -> None:
+    assert delete(lake, path, 1) == 0
+    files = json.loads(ledger(path).read_text())["files"]
+    edit_ledger(path, files=[entry[:3] for entry in files])
+    DeltaTable(str(path)).create_checkpoint()
+    for entry in (path / "_delta_log").glob("*.json"):
+        entry.unlink()
+    assert delete(lake, path) == 10
