@@ -304,7 +304,8 @@ def _commit_by_spark(
     """Overwrite a table that delta-rs cannot write with the staged rows."""
     from pgcdc_assets.merge.schema_evolution import overwrite_by_spark
 
-    number = read_fence(open_again(zone, replaced.path), zone.name) + 1
+    live = open_again(zone, replaced.path)
+    number = read_fence(zone.lake, live, replaced.path, zone.name) + 1
     step = Step(fence_app_id(zone.name), number, window.end_position)
     columns = staged.metadata().partition_columns
     overwrite_by_spark(spark, staged_path, replaced.path, replaced.owned, columns, step)

@@ -138,7 +138,9 @@ def replace_files(
         # in their order, such as Spark, would lose its rows. Only an earlier attempt adds them.
         if not own.isdisjoint(pa.table(live.get_add_actions()).column("path").to_pylist()):
             return
-        step = Step(fence_app_id(zone.name), read_fence(live, zone.name) + 1, position)
+        step = Step(
+            fence_app_id(zone.name), read_fence(zone.lake, live, path, zone.name) + 1, position
+        )
         try:
             live.create_write_transaction(
                 list(added),

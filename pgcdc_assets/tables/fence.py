@@ -8,12 +8,14 @@ rows were computed from (docs/decisions/0013-one-fence-per-table.md).
 
 The same commit carries the watermark, in `userMetadata`. A second commit, without rows, records the
 watermark as the application transaction of the epoch, which can be read without reading commits. If
-the process dies between the two, readers find the watermark in the first commit.
+the process dies between the two, readers find the watermark in the first commit. So do readers of a
+table whose owner lets application transactions expire (`delta.setTransactionRetentionDuration`).
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +29,7 @@ from pgcdc_assets.raw.delta_log import commit_path, read_commit_lines
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.tables.properties import KEY, TRANSACTION_RETENTION
 
 
 @dataclass(frozen=True)
@@ -38,19 +41,22 @@ class Step:
         number: the fence after the write.
         position: epoch and watermark after the write; None for a table that has none.
         mark: distinguishes the write from other writes with the same number.
+        has_changes: the write is more than a new watermark.
     """
 
     app_id: str
     number: int
     position: Position | None
     mark: str = field(default_factory=lambda: str(uuid4()))
+    has_changes: bool = True
 
     @property
     def metadata(self) -> str:
         """The `userMetadata` of the commit."""
         epoch, lsn = self.position or (None, None)
         watermark = None if lsn is None else str(lsn)
-        return json.dumps({"pgcdc": {"write": self.mark, "epoch": epoch, "watermark": watermark}})
+        written = {"write": self.mark, "epoch": epoch, "watermark": watermark}
+        return json.dumps({"pgcdc": written if self.has_changes else {**written, "changes": False}})
 
     @property
     def options(self) -> dict[str, str]:
@@ -80,29 +86,47 @@ def fence_app_id(name: str) -> str:
     return f"pgcdc:{name}:fence"
 
 
-def read_fence(table: DeltaTable, name: str) -> int:
-    """Read the fence of a table; 0 for a table without a fence."""
-    return table.transaction_version(fence_app_id(name)) or 0
+def read_fence(lake: Lake, table: DeltaTable, path: str, name: str) -> int:
+    """Read the fence of a table; 0 for a table without a fence.
+
+    Raises:
+        TableDamaged: the fence has expired, and the log has lost the newest write.
+    """
+    fence = table.transaction_version(fence_app_id(name))
+    if fence is None and _is_ours(table):
+        found = _newest_step(lake, table, path, name)
+        fence = None if found is None else found[1].number
+    return fence or 0
 
 
 def is_watermark_recorded(table: DeltaTable, name: str) -> bool:
     """Return whether the watermark is recorded as the application transaction of its epoch."""
-    return (table.transaction_version(_settled_app_id(name)) or 0) == read_fence(table, name)
+    fence = table.transaction_version(fence_app_id(name))
+    if fence is None and expires(table):
+        return False
+    return (table.transaction_version(_settled_app_id(name)) or 0) == (fence or 0)
+
+
+def expires(table: DeltaTable) -> bool:
+    """Return whether the owner of a table lets application transactions expire."""
+    return TRANSACTION_RETENTION in table.metadata().configuration
 
 
 def watermark_transactions(
     zone: RawZone, epoch: int, watermark: Lsn, fence: int
 ) -> list[Transaction]:
     """Return the application transactions that record the watermark of a state."""
+    # Without a time, Spark takes a transaction for an expired one if the table has a limit.
+    now = int(time.time() * 1000)
     return [
-        Transaction(zone.app_id(epoch), int(watermark)),
-        Transaction(_settled_app_id(zone.name), fence),
+        Transaction(zone.app_id(epoch), int(watermark), now),
+        Transaction(_settled_app_id(zone.name), fence, now),
     ]
 
 
 def fence_transactions(zone: RawZone, epoch: int, watermark: Lsn, fence: int) -> list[Transaction]:
     """Return the application transactions of a commit that is a new state."""
-    fence_transaction = Transaction(fence_app_id(zone.name), fence)
+    fence_transaction = Transaction(fence_app_id(zone.name), fence, int(time.time() * 1000))
     return [fence_transaction, *watermark_transactions(zone, epoch, watermark, fence)]
 
 
@@ -119,10 +143,12 @@ def read_watermarks(
         version = table.transaction_version(zone.app_id(epoch))
         if version is not None:
             found[epoch] = Lsn(version)
-    if not is_watermark_recorded(table, zone.name):
-        _, step = _newest_step(zone.lake, table, path, zone.name)
-        if step.position is not None:
-            epoch, watermark = step.position
+    has_fence = table.transaction_version(fence_app_id(zone.name)) is not None
+    has_lost_all = not (has_fence or found) and _is_ours(table)
+    if has_lost_all or not is_watermark_recorded(table, zone.name):
+        newest = _newest_step(zone.lake, table, path, zone.name)
+        if newest is not None and newest[1].position is not None:
+            epoch, watermark = newest[1].position
             found[epoch] = watermark
     return found
 
@@ -141,9 +167,9 @@ def find_step(lake: Lake, table: DeltaTable, path: str, step: Step) -> Step | No
 
 
 def has_step_at(lake: Lake, table: DeltaTable, path: str, app_id: str, position: Position) -> bool:
-    """Return whether the log has a write with exactly this position."""
+    """Return whether the log has a write of changes with exactly this position."""
     for _, step in _steps(lake, table, path, app_id):
-        if step.position is not None and step.position <= position:
+        if step.has_changes and step.position is not None and step.position <= position:
             return step.position == position
     return False
 
@@ -151,19 +177,33 @@ def has_step_at(lake: Lake, table: DeltaTable, path: str, app_id: str, position:
 def newest_write_time(lake: Lake, table: DeltaTable, path: str, name: str) -> float:
     """Return when the log entry of the newest write was written, in seconds since 1970.
 
+    The result is 0 for a table without a write.
+
     Raises:
         TableDamaged: the log has lost the entry.
         OSError: the log cannot be read.
     """
-    version, _ = _newest_step(lake, table, path, name)
-    return float(filesystem(lake, path).get_file_info(commit_path(version)).mtime_ns / 1e9)
+    found = _newest_step(lake, table, path, name)
+    if found is None:
+        return 0.0
+    return float(filesystem(lake, path).get_file_info(commit_path(found[0])).mtime_ns / 1e9)
 
 
-def _newest_step(lake: Lake, table: DeltaTable, path: str, name: str) -> tuple[int, Step]:
-    fence = read_fence(table, name)
+def _is_ours(table: DeltaTable) -> bool:
+    return KEY in table.metadata().configuration
+
+
+def _newest_step(lake: Lake, table: DeltaTable, path: str, name: str) -> tuple[int, Step] | None:
+    """Find the write that carries the fence; None if the whole log has no write.
+
+    If the fence has expired, the newest write is the one.
+    """
+    fence = table.transaction_version(fence_app_id(name))
     for version, step in _steps(lake, table, path, fence_app_id(name)):
-        if step.number == fence:
+        if fence in (None, step.number):
             return version, step
+    if fence is None and filesystem(lake, path).get_file_info(commit_path(0)).is_file:
+        return None
     raise TableDamaged(path=path, reason="its log has lost the commit with the newest watermark")
 
 
@@ -183,21 +223,30 @@ def _steps(lake: Lake, table: DeltaTable, path: str, app_id: str) -> Iterable[tu
 def _parse_step(lines: Iterable[bytes], app_id: str) -> Step | None:
     number: int | None = None
     written: dict[str, Any] = {}
+    recorded: list[Position] = []
+    prefix = app_id.removesuffix("fence")
     for line in lines:
         # Only these actions are parsed: there may be many others.
         if line.startswith(b'{"txn":'):
             transaction = json.loads(line)["txn"]
+            kind = transaction["appId"].removeprefix(prefix)
             if transaction["appId"] == app_id:
                 number = int(transaction["version"])
+            elif kind.isdecimal():
+                recorded.append(Position(int(kind), Lsn(transaction["version"])))
         elif line.startswith(b'{"commitInfo":'):
             written = _parse_metadata(json.loads(line)["commitInfo"].get("userMetadata"))
     if number is None:
         return None
     epoch, watermark = written.get("epoch"), written.get("watermark")
-    position = None
+    has_changes = bool(written.get("changes", True))
+    position: Position | None
     if epoch is not None and watermark is not None:
         position = Position(int(epoch), Lsn.parse(watermark))
-    return Step(app_id, number, position, str(written.get("write")))
+    else:
+        # Earlier releases wrote no metadata when a watermark moved without changes.
+        position, has_changes = max(recorded, default=None), not recorded
+    return Step(app_id, number, position, str(written.get("write")), has_changes)
 
 
 def _parse_metadata(text: str | None) -> dict[str, Any]:

@@ -35,6 +35,9 @@ FILE_RETENTION = "delta.deletedFileRetentionDuration"
 # The value of `FILE_RETENTION` that the maintenance has set. Another value is the owner's.
 OWN_FILE_RETENTION = "pgcdc.file_retention"
 
+# Delta's property: how long readers see an application transaction; without limit by default.
+TRANSACTION_RETENTION = "delta.setTransactionRetentionDuration"
+
 KEY = "pgcdc.key"
 
 # For a table that no snapshot replaces, and that had another key before: the key of the snapshot

@@ -1,9 +1,10 @@
-"""Watermarks of tables that only Spark can write, such as tables with clustering or row tracking.
+"""Watermarks that would expire, and that the daily maintenance and merges write again.
 
-The second commit of a merge, which records the watermark as an application transaction, is by
-delta-rs (`fence.py`). Without the second commit the watermark is only in the log entry of the
-newest write. Spark deletes expired entries, so a table without changes would lose its watermark.
-A Spark commit without rows therefore advances the watermark, or writes the same watermark again.
+delta-rs writes the second commit of a merge, which records the watermark as an application
+transaction (`fence.py`). delta-rs cannot write some tables, such as tables with clustering or row
+tracking, so their watermark is only in the log entry of the newest write. Spark deletes expired
+entries, so a table without changes would lose its watermark. A Spark commit without rows therefore
+advances the watermark, or writes the same watermark again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pgcdc_assets.errors import TransientError
+from deltalake import DeltaTable
+
+from pgcdc_assets.errors import TableDamaged, TransientError
 from pgcdc_assets.lsn import Position
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.fence import (
@@ -22,9 +25,19 @@ from pgcdc_assets.tables.fence import (
     newest_write_time,
     read_fence,
 )
-from pgcdc_assets.tables.properties import LOG_RETENTION, interval_hours
+from pgcdc_assets.tables.properties import (
+    LOG_RETENTION,
+    TRANSACTION_RETENTION,
+    interval_hours,
+)
 from pgcdc_assets.tables.read_errors import explain_read_errors
-from pgcdc_assets.tables.state import ScdState, open_table, read_position, record_watermark
+from pgcdc_assets.tables.state import (
+    ScdState,
+    advance_watermark,
+    open_table,
+    read_position,
+    record_watermark,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,7 +65,8 @@ def advance_by_spark(
     table = open_table(zone.lake, path)
     if table is None or read_position(zone, table, path) != before:
         return
-    step = Step(fence_app_id(zone.name), read_fence(table, zone.name) + 1, after)
+    fence = read_fence(zone.lake, table, path, zone.name)
+    step = Step(fence_app_id(zone.name), fence + 1, after, has_changes=False)
     try:
         nothing = spark.read.format("delta").load(path).where("false")
         # Delta skips the write if another merge has committed since.
@@ -66,32 +80,51 @@ def advance_by_spark(
 
 
 def renew_watermark(spark: Callable[[], SparkSession], zone: RawZone, state: ScdState) -> bool:
-    """Write the watermark of a table again, if the log entry that alone has it is old.
+    """Write the watermark of a table again, if what has the watermark would expire.
+
+    The log entry of the newest write expires if the entry alone has the watermark. Application
+    transactions expire if the owner of the table has set a limit.
 
     Args:
         spark: returns the session, if one is needed.
 
     Returns:
-        Whether Spark was needed.
+        Whether the watermark was written again.
 
     Raises:
         TableDamaged: the log cannot be read.
         TransientError: the table cannot be written.
     """
-    if state.is_watermark_recorded or state.watermark is None:
+    limit = state.properties.get(TRANSACTION_RETENTION)
+    if state.watermark is None or (state.is_watermark_recorded and limit is None):
         return False
     record_watermark(zone, state.path)
     table = open_table(zone.lake, state.path)
-    if table is None or is_watermark_recorded(table, zone.name):
+    if table is None or (limit is None and is_watermark_recorded(table, zone.name)):
         return False
-    with explain_read_errors(state.path):
-        written_at = newest_write_time(zone.lake, table, state.path, zone.name)
-    text = table.metadata().configuration.get(LOG_RETENTION)
-    hours = _LOG_HOURS if text is None else interval_hours(text) or 0.0
-    if time.time() - written_at < min(hours, _LOG_HOURS) * 3600 * _PART_OF_RETENTION:
+    hours = min(_LOG_HOURS, *map(_hours, (limit, state.properties.get(LOG_RETENTION))))
+    if time.time() - _written_at(zone, table, state.path) < hours * 3600 * _PART_OF_RETENTION:
         return False
+    if advance_watermark(zone, state.path, state.watermark, state.watermark):
+        return True
     from pgcdc_assets.spark.session import own_sessions
 
     with own_sessions(spark(), 1) as (session,):
         advance_by_spark(session, zone, state.path, state.watermark, state.watermark)
     return True
+
+
+def _hours(interval: str | None) -> float:
+    """Return the hours of a property; 0 if its form is not known."""
+    return _LOG_HOURS if interval is None else interval_hours(interval) or 0.0
+
+
+def _written_at(zone: RawZone, table: DeltaTable, path: str) -> float:
+    """Return when the newest write was written; 0 if its entry is gone."""
+    with explain_read_errors(path):
+        try:
+            return newest_write_time(zone.lake, table, path, zone.name)
+        except TableDamaged:
+            if not is_watermark_recorded(table, zone.name):
+                raise
+            return 0.0

@@ -159,7 +159,7 @@ def _read_state(lake: Lake, name: str, path: str, table: DeltaTable) -> ScdState
         path=path,
         version=table.version(),
         watermark=read_position(RawZone(lake, name), table, path),
-        fence=read_fence(table, name),
+        fence=read_fence(lake, table, path, name),
         is_watermark_recorded=is_watermark_recorded(table, name),
         properties=metadata.configuration,
         columns=tuple(field.name for field in table.schema().fields),
@@ -281,8 +281,13 @@ def _record_watermark(zone: RawZone, path: str, table: DeltaTable) -> DeltaTable
         position = read_position(zone, table, path)
         if position is None:
             break
+        fence = read_fence(zone.lake, table, path, zone.name)
         try:
-            _commit(table, watermark_transactions(zone, *position, read_fence(table, zone.name)))
+            if table.transaction_version(fence_app_id(zone.name)) is None:
+                # The fence has expired. The commit is a new state, so that a write finds its own.
+                _commit_state(zone, table, position, fence + 1)
+            else:
+                _commit(table, watermark_transactions(zone, *position, fence))
         except CommitFailedError as error:
             if is_unsupported(error):
                 break
@@ -313,9 +318,9 @@ def advance_watermark(zone: RawZone, path: str, before: Position | None, after: 
     table = open_table(zone.lake, path)
     if table is None or read_position(zone, table, path) != before:
         return True
-    step = Step(fence_app_id(zone.name), read_fence(table, zone.name) + 1, after)
+    fence = read_fence(zone.lake, table, path, zone.name)
     try:
-        _commit(table, fence_transactions(zone, *after, step.number), step)
+        _commit_state(zone, table, after, fence + 1)
         keep_checkpoints(zone.lake, path, table)
     except CommitFailedError as error:
         # Otherwise another writer has committed. The next merge can record the watermark.
@@ -326,6 +331,12 @@ def advance_watermark(zone: RawZone, path: str, before: Position | None, after: 
             "run it again."
         ) from error
     return True
+
+
+def _commit_state(zone: RawZone, table: DeltaTable, position: Position, fence: int) -> None:
+    """Commit a new state without changes of rows, see `_commit`."""
+    step = Step(fence_app_id(zone.name), fence, position, has_changes=False)
+    _commit(table, fence_transactions(zone, *position, fence), step)
 
 
 def _commit(table: DeltaTable, transactions: list[Transaction], step: Step | None = None) -> None:

@@ -270,7 +270,7 @@ class SmallMerges:
         table = open_table(self.zone.lake, task.path)
         if table is None or task.state is None:
             return True
-        return read_fence(table, self.zone.name) != task.state.fence
+        return read_fence(self.zone.lake, table, task.path, self.zone.name) != task.state.fence
 
 
 def _count_rescued(contents: Contents, lsn: str, start: int) -> int:
