@@ -8,7 +8,8 @@ with other writers, lost executors, lost connections and unknown errors are tran
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 
 from pyspark.sql import SparkSession
 
@@ -28,9 +29,16 @@ from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.raw.store_errors import explain_store_error
 from pgcdc_assets.spark.errors import condition_of, is_definite, text_of
 from pgcdc_assets.spark.session import runs_embedded, session_has_ended
+from pgcdc_assets.spark.sql import delta_table, identifier
 from pgcdc_assets.table_name import quoted
+from pgcdc_assets.tables.owned_columns import find_owned
 
 _OUT_OF_MEMORY = "OutOfMemoryError"
+
+# Delta's conditions of a NULL in a column that is NOT NULL, and Spark's condition of a file that
+# lacks such a column.
+_NOT_NULL = ("DELTA_NOT_NULL_CONSTRAINT_VIOLATED", "DELTA_MISSING_NOT_NULL_COLUMN_VALUE")
+_LACKS_REQUIRED = "FAILED_READ_FILE.NO_HINT"
 
 # Conditions that appear only within the text of an error of a Spark task.
 _IN_TEXT = (
@@ -81,6 +89,9 @@ def _explained(task: MergeTask, error: Exception, session: SparkSession | None) 
     refused = explain_store_error(task.path, error) if text else None
     if isinstance(refused, ConfigurationError):
         return refused
+    required = _required_columns(task, f"{condition} {text}")
+    if required:
+        return _must_be_nullable(task, required)
     if any(part in condition or part in text for part in _MISSING_FILE):
         if task.path in text:
             return TableDamaged(path=task.path, reason=f"a file is missing ({condition})")
@@ -96,6 +107,37 @@ def _explained(task: MergeTask, error: Exception, session: SparkSession | None) 
             "the alteration; otherwise rebuild the table: pgcdc rebuild",
         )
     return _transient(name, condition)
+
+
+def _required_columns(task: MergeTask, text: str) -> list[str]:
+    """Return the columns that another tool has made NOT NULL, if an error is about them.
+
+    Merges make no column NOT NULL. A file that lacks a required column can only be one of a merge
+    if the column is the owner's.
+    """
+    if task.state is None:
+        return []
+    schema, properties = task.state.schema, task.state.properties
+    if any(condition in text for condition in _NOT_NULL):
+        fields = json.loads(schema)["fields"]
+    elif _LACKS_REQUIRED in text:
+        fields = find_owned(schema, properties, task.relations).fields
+    else:
+        return []
+    return [field["name"] for field in fields if not field["nullable"]]
+
+
+def _must_be_nullable(task: MergeTask, columns: Sequence[str]) -> MergeConflict:
+    names = ", ".join(f'"{column}"' for column in columns)
+    statements = "; ".join(
+        f"ALTER TABLE {delta_table(task.path)} ALTER COLUMN {identifier(column)} DROP NOT NULL"
+        for column in columns
+    )
+    return MergeConflict(
+        table=task.plan.target.qualified_name,
+        reason=f"another tool has made columns of the Delta table NOT NULL: {names}. A merge has "
+        f"no value for such a column. Nothing was committed. Run in Spark: {statements}",
+    )
 
 
 def _null_key(task: MergeTask, column: str) -> MergeConflict:
