@@ -40,10 +40,18 @@ def read_input(
 
     Raises:
         TooLarge: they exceed `MOST_BYTES`.
+        Incomplete: the changes are not those that were counted.
         FileNotFoundError: a compaction has replaced a file, or a snapshot is gone.
     """
     budget = _Budget(MOST_BYTES)
     return _read_changes(zone, merges, budget), _read_snapshots(zone, merges, budget)
+
+
+class Incomplete(NotInScope):
+    """The changes that were read are not those that were counted."""
+
+    def __init__(self) -> None:
+        super().__init__("the changes that were read are not those that were counted")
 
 
 class _Budget:
@@ -88,8 +96,21 @@ def _read_changes(zone: RawZone, merges: Sequence[SmallMerge], budget: _Budget) 
         for number in numbers:
             relation_id = merges[number].task.followed.relation_id
             start, end = np.searchsorted(ids, [relation_id, relation_id + 1])
-            found[number] = _after_truncate(rows.slice(start, end - start), merges[number])
+            own = rows.slice(start, end - start)
+            _check_complete(own, merges[number])
+            found[number] = _after_truncate(own, merges[number])
     return found
+
+
+def _check_complete(rows: pa.Table, merge: SmallMerge) -> None:
+    """Check that the second read of the raw zone has found what the first read has counted.
+
+    Raises:
+        Incomplete: the numbers of rows differ.
+    """
+    stats = merge.task.stats
+    if stats is not None and rows.num_rows != sum(stats.counts.get(op, 0) for op in _FOLDED):
+        raise Incomplete
 
 
 def _after_truncate(rows: pa.Table, merge: SmallMerge) -> pa.Table:

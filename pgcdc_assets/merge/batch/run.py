@@ -23,7 +23,7 @@ from pgcdc_assets.merge.batch.commit import create_table, read_rows, replace_row
 from pgcdc_assets.merge.batch.contents import Contents
 from pgcdc_assets.merge.batch.events import MOST_FILLED_BYTES
 from pgcdc_assets.merge.batch.images import fresh_contents, merge_contents
-from pgcdc_assets.merge.batch.input import MOST_BYTES, TooLarge, read_input
+from pgcdc_assets.merge.batch.input import MOST_BYTES, Incomplete, TooLarge, read_input
 from pgcdc_assets.merge.batch.latest import event_texts, fold_texts, read_snapshot_texts
 from pgcdc_assets.merge.batch.left_to_spark import (
     CommitConflict,
@@ -119,7 +119,7 @@ class SmallMerges:
             for half in (group[:middle], group[middle:]):
                 yield from self.merge(half)
             return
-        except (PgcdcError, DeltaError, OSError, pa.ArrowException) as error:
+        except (Incomplete, PgcdcError, DeltaError, OSError, pa.ArrowException) as error:
             for merge in group:
                 self._leave(merge.task, error)
             return

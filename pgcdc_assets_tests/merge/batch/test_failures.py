@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NoReturn
 
+import pyarrow as pa
 import pytest
 from deltalake.exceptions import DeltaError
 from pyspark.sql import SparkSession
@@ -16,6 +17,7 @@ from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables
 from pgcdc_assets.merge.batch import run
 from pgcdc_assets.merge.batch.casts import Casts
 from pgcdc_assets.merge.batch.left_to_spark import CommitConflict
+from pgcdc_assets.raw.scan import scan_changes
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets_tests.support.merge.history import (
@@ -129,6 +131,23 @@ def test_changes_that_cannot_be_read_together_are_read_by_spark(
     assert isinstance(items, MergeReport)
     assert isinstance(notes, MergeReport)
     assert min(merges_by_spark(items.path), merges_by_spark(notes.path)) > 0
+
+
+def test_changes_that_were_not_read_completely_are_read_by_spark(
+    spark: SparkSession, landing: Landing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that is lost between the two reads of the raw zone would be lost in the table."""
+
+    def lose_one(*args: Any, **more: Any) -> Iterator[pa.RecordBatch]:
+        for batch in scan_changes(*args, **more):
+            yield batch.slice(1)
+
+    monkeypatch.setattr("pgcdc_assets.merge.batch.input.scan_changes", lose_one)
+    for report in _merge_both(spark, landing):
+        assert isinstance(report, MergeReport), report
+        assert report.spark_reason.endswith("are not those that were counted")
+        assert report.row_count == (1 if report.table == "items" else 2)
+        assert report.rows_inserted + report.rows_updated == 1
 
 
 def test_the_casts_are_exact_in_several_projections(
