@@ -42,7 +42,7 @@ from pgcdc_assets.spark.session import activate, own_sessions
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.spark.tuning import tune
 from pgcdc_assets.tables.columns import LSN, VALID_FROM_LSN
-from pgcdc_assets.tables.compaction import compact_small_files, has_many_small_files
+from pgcdc_assets.tables.compaction import compact_small_files
 from pgcdc_assets.tables.spark_watermarks import advance_by_spark
 from pgcdc_assets.tables.state import (
     ScdState,
@@ -322,8 +322,7 @@ def merge_table(spark: SparkSession, zone: RawZone, task: MergeTask) -> MergeRep
         written = kind.apply_changes(state, step)
         before, state = state, finish_step(zone, task.path, step)
         counts += written.counted(before, state)
-        if has_many_small_files(state.files):
-            compact_small_files(spark, task.path)
+        compact_small_files(spark, task.path, state.files)
     elif plan.end > plan.start:
         before_end, end = Position(plan.epoch, plan.start), Position(plan.epoch, plan.end)
         if not advance_watermark(zone, task.path, before_end, end):

@@ -32,6 +32,9 @@ FILE_BYTES = 128 * 1024 * 1024
 SMALL_FILE_BYTES = 16 * 1024 * 1024
 MOST_SMALL_FILES = 64
 
+# The numbers of small files at which tables are compacted whose last OPTIMIZE was of no use.
+_WAITING: dict[str, int] = {}
+
 _OPTIMIZE = "spark.databricks.delta.optimize."
 _PARTITION = "partition."
 # The feature of a table whose OPTIMIZE orders rows by the columns of its owner.
@@ -78,18 +81,29 @@ def _most_files(files: pa.Table, below_bytes: int) -> int:
     return int(pc.max(counts.column("count_all")).as_py())
 
 
-def compact_small_files(session: SparkSession, path: str) -> None:
-    """Compact the small files of a table; another commit to the table is not awaited.
+def compact_small_files(session: SparkSession, path: str, files: pa.Table) -> None:
+    """Compact the small files of a table if there are many; another commit is not awaited.
 
-    An OPTIMIZE that fails changes nothing. The next merge tries again, and the daily maintenance
-    reports a failure.
+    An OPTIMIZE that fails changes nothing, and the daily maintenance reports a failure. Merges of
+    this process try again when the table has a quarter more small files: each attempt reads and
+    writes all of them. So do merges after an OPTIMIZE that leaves as many files as before.
 
     Args:
         session: a session that no other thread uses at the same time.
+        files: the add actions from delta-rs, flattened.
     """
-    # Large files stay, also if a part of their rows is deleted.
+    count = _most_files(files, SMALL_FILE_BYTES)
+    if count < MOST_SMALL_FILES:
+        _WAITING.pop(path, None)
+    if count < max(MOST_SMALL_FILES, _WAITING.get(path, 0)):
+        return
+    _WAITING[path] = count + MOST_SMALL_FILES // 4
     with suppress(Exception):
-        optimize(session, path, SMALL_FILE_BYTES, {f"{_OPTIMIZE}maxDeletedRowsRatio": "1.0"})
+        # Large files stay, also if a part of their rows is deleted.
+        settings = {f"{_OPTIMIZE}maxDeletedRowsRatio": "1.0"}
+        removed, added = optimize(session, path, SMALL_FILE_BYTES, settings)
+        if removed > added:
+            del _WAITING[path]
 
 
 def optimize(

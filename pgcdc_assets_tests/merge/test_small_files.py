@@ -109,6 +109,34 @@ def test_a_compaction_that_fails_does_not_fail_the_merge(
     pipeline.assert_equal()
 
 
+@pytest.mark.spark
+def test_a_refused_compaction_is_not_repeated_by_each_merge(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt reads and writes all small files."""
+    path, most, attempts = lake.path("t"), compaction.MOST_SMALL_FILES, []
+    real = compaction.optimize
+
+    def counted(*arguments: Any) -> tuple[int, int]:
+        attempts.append(count)
+        return real(*arguments)
+
+    monkeypatch.setattr(compaction, "optimize", counted)
+    # There is no table yet, so Spark refuses the OPTIMIZE.
+    for count in range(most - 1, most + 40):
+        compaction.compact_small_files(spark, path, files([1] * count))
+    assert attempts == [most, most + 16, most + 32]
+    for number in range(3):
+        write_deltalake(path, pa.table({"id": [number]}), mode="append")
+    count = most + 48
+    compaction.compact_small_files(spark, path, files([1] * count))
+    assert len(DeltaTable(path).file_uris()) == 1
+    # After the success, the usual limit applies. One file cannot be compacted.
+    for count in (most, most + 1):
+        compaction.compact_small_files(spark, path, files([1] * count))
+    assert attempts[3:] == [most + 48, most]
+
+
 def files(sizes: list[int], current: list[bool] | None = None) -> pa.Table:
     columns: dict[str, Any] = {"path": [str(n) for n in range(len(sizes))], "size_bytes": sizes}
     if current is not None:
