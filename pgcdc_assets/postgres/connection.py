@@ -199,9 +199,20 @@ def connect(
     try:
         connection = psycopg2.connect(conninfo)
         connection.autocommit = True
+        lift_transaction_timeout(connection)
     except psycopg2.Error as error:
         raise connection_failure(settings.describe(), str(error), settings.variable) from error
     return connection
+
+
+def lift_transaction_timeout(connection: Connection) -> None:
+    """Remove the limit of a transaction's duration, which an administrator may have set (PG 17).
+
+    The setting is not among the pinned ones: PG 16 refuses an unknown setting at the start.
+    """
+    if connection.server_version >= 170000:
+        with connection.cursor() as cursor:
+            cursor.execute("set transaction_timeout = 0")
 
 
 @contextlib.contextmanager

@@ -330,8 +330,6 @@ def begin_at(conn: Connection, snapshot_name: str) -> None:
         SnapshotEnded: the exporting session has ended, and the snapshot with it.
     """
     with conn.cursor() as cursor:
-        if conn.server_version >= 170000:
-            cursor.execute("set transaction_timeout = 0")
         cursor.execute("begin isolation level repeatable read, read only")
         try:
             cursor.execute("set transaction snapshot %s", (snapshot_name,))

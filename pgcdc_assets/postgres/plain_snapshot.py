@@ -101,8 +101,6 @@ def export_plain_snapshot(
     with query_connection(settings, "snapshot", statement_timeout_ms=0) as conn:
         snapshot = None
         try:
-            if conn.server_version >= 170000:
-                _run(conn, "set transaction_timeout = 0")
             snapshot = _attempt_repeatedly(conn, settings, table_ids)
         except psycopg2.OperationalError:
             raise
@@ -162,8 +160,3 @@ def _is_flushed(conn: Connection, lsn: Lsn) -> bool:
             return False
         time.sleep(_POLL_SECONDS)
     return True
-
-
-def _run(conn: Connection, statement: str) -> None:
-    with conn.cursor() as cursor:
-        cursor.execute(statement)

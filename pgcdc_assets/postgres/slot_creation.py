@@ -29,7 +29,11 @@ from psycopg2.extras import LogicalReplicationConnection
 from pgcdc_assets.errors import ConfigurationError, SlotBusy, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.blocking_transactions import oldest_blocking_transaction
-from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.postgres.connection import (
+    ConnectionSettings,
+    lift_transaction_timeout,
+    query_connection,
+)
 from pgcdc_assets.postgres.errors import connection_failure, statement_failure
 from pgcdc_assets.postgres.recovery_conflicts import CONFLICTS, conflict_error, is_hot_standby
 from pgcdc_assets.postgres.standby_slot_creation import StandbyCreation
@@ -184,9 +188,7 @@ def create_slot(
         create = chosen.statement(slot, connection.server_version)
         standby = None
         try:
-            if connection.server_version >= 170000:
-                # Not among the pinned settings: PG 16 refuses an unknown setting at start-up.
-                cursor.execute("set transaction_timeout = 0")
+            lift_transaction_timeout(connection)
             cursor.execute("select clock_timestamp()")
             clock = cursor.fetchone()
             if is_hot_standby(connection):

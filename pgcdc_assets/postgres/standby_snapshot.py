@@ -121,11 +121,7 @@ class _Session:
         self.conn = self._open()
 
     def _open(self) -> Connection:
-        conn = connect(self._standby, "snapshot", statement_timeout_ms=0)
-        if conn.server_version >= 170000:
-            with sorted_failures(self._standby, "snapshot"), conn.cursor() as cursor:
-                cursor.execute("set transaction_timeout = 0")
-        return conn
+        return connect(self._standby, "snapshot", statement_timeout_ms=0)
 
     def reopen(self) -> None:
         """Replace the connection.

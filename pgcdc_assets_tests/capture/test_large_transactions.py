@@ -148,3 +148,15 @@ def test_the_connection_string_sets_the_memory_of_the_servers_decoding(
         "the statistics of the slot",
     )
     assert len(capturing.rows()) == 5000
+
+
+@pytest.mark.usefixtures("wire")
+def test_a_transaction_timeout_of_the_role_does_not_end_the_stream(capturing: Capturing) -> None:
+    """Decoding is a transaction of the walsender, which `transaction_timeout` (PG 17) would end."""
+    capturing.begin("create table t (id int)")
+    if capturing.database.server.version < 17:
+        pytest.skip("transaction_timeout exists since Postgres 17")
+    capturing.database.execute("insert into t select generate_series(1, 600000)")
+    limited = capturing.through(f"{capturing.conninfo} options='-c transaction_timeout=300'")
+
+    assert limited.capture().row_count == 600_000

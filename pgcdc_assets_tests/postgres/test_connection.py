@@ -15,7 +15,11 @@ from psycopg2.extras import LogicalReplicationConnection
 
 from pgcdc_assets.errors import ConfigurationError, ConnectionLost, TransientError
 from pgcdc_assets.postgres import connection
-from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.postgres.connection import (
+    ConnectionSettings,
+    lift_transaction_timeout,
+    query_connection,
+)
 from pgcdc_assets.postgres.errors import connection_failure
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.proxy import TcpProxy
@@ -156,6 +160,8 @@ def test_defaults_of_the_database_do_not_affect_sessions(database: Database) -> 
         "idle_session_timeout": ("'1h'", "0"),
         "idle_in_transaction_session_timeout": ("'1h'", "0"),
     }
+    if database.server.version >= 17:
+        hostile["transaction_timeout"] = ("'1h'", "0")
     for name, (value, _) in hostile.items():
         database.execute(f'alter database "{database.name}" set {name} = {value}')
     settings = database.settings(statement_timeout_ms=30_000)
@@ -178,6 +184,7 @@ def test_defaults_of_the_database_do_not_affect_sessions(database: Database) -> 
         connection_factory=LogicalReplicationConnection,
     )
     with closing(replication):
+        lift_transaction_timeout(replication)
         assert shown(replication) == expected | {"statement_timeout": "0"}
 
 

@@ -21,11 +21,15 @@ from pgcdc_assets.postgres.stream.tls_transport import start_tls_wire
 from pgcdc_assets.postgres.stream.transport import ServerError, Wire, WireSettings
 from pgcdc_assets.postgres.timelines import ServerTimeline
 
+# Decoding is a transaction of the server: `transaction_timeout` (PG 17) of the role or the database
+# would end a transaction that takes longer to send.
 _FACTS = b"""
 select (select setting from pg_catalog.pg_settings where name = 'wal_sender_timeout'),
        exists (select from pg_catalog.pg_stat_gssapi
                 where pid = pg_catalog.pg_backend_pid() and encrypted),
-       pg_catalog.pg_is_in_recovery()
+       pg_catalog.pg_is_in_recovery(),
+       (select pg_catalog.set_config(name, '0', false) from pg_catalog.pg_settings
+         where name = 'transaction_timeout')
 """
 
 

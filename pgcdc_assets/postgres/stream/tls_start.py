@@ -161,6 +161,9 @@ class _Start:
             # libpq's connection may have changed the encoding since its start.
             "client_encoding": (self._conn.parameter_status(b"client_encoding") or b"").decode(),
         }
+        if self._conn.server_version >= 170000:
+            # See `start_stream`, whose setting applies to libpq's connection.
+            parameters["transaction_timeout"] = "0"
         pairs = "".join(f"{key}\0{value}\0" for key, value in parameters.items() if value)
         body = struct.pack("!I", _PROTOCOL_3_0) + pairs.encode() + b"\0"
         self.channel.send(struct.pack("!I", len(body) + 4) + body)
