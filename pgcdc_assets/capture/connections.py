@@ -65,6 +65,7 @@ class SessionConnections:
         self.has_streamed = False
         self._whole_until = Lsn(0)
         self._as_stored = False
+        self._notice = ""
 
     def take_lease(self) -> Lease:
         """Return the held lease; connect and take the lease if the session does not hold it.
@@ -128,14 +129,16 @@ class SessionConnections:
     ) -> SourceStream:
         captured = self._captured
         limits, zone, slot = captured.limits, captured.zone, captured.slot
+        self._notice = ""
         stream = ReplicationStream(
             captured.settings,
             slot,
             captured.publication,
             captured_through,
             settings=replace(limits.stream, plugin=options, as_stored=self._as_stored),
-            watch=build_watch(conn, self._is_overdue, limits.total_seconds),
+            watch=build_watch(conn, self._is_overdue, limits.total_seconds, lambda: self._notice),
             check_timeline=lambda server: check_server_timeline(zone, server),
+            on_notice=self._take_notice,
         )
         try:
             stream.__enter__()
@@ -144,6 +147,15 @@ class SessionConnections:
         except BaseException:
             stream.close()
             raise
+
+    def _take_notice(self, text: str) -> None:
+        """Report what the stream waits for, in the reader thread."""
+        self._notice = (
+            f"The server reports: {text.rstrip('.')}. The stream of slot {self._captured.slot}, "
+            "which has failover, waits until each standby of synchronized_standby_slots has the "
+            "WAL: start the standby, or take its slot out of this setting."
+        )
+        self._diagnostics.notify(self._notice)
 
     def finish(self) -> bool:
         """End the stream. Return whether the server has received all confirmations.

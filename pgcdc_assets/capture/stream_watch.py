@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 def build_watch(
-    conn: Connection, is_overdue: Callable[[], bool], limit: float | None
+    conn: Connection,
+    is_overdue: Callable[[], bool],
+    limit: float | None,
+    read_notice: Callable[[], str] = str,
 ) -> Callable[[], None]:
     """Return the check, which raises an error to end the stream.
 
@@ -25,6 +28,8 @@ def build_watch(
         conn: the connection of the lease.
         is_overdue: whether the window in progress has reached the time limit.
         limit: the time limit in seconds, for the error.
+        read_notice: function that returns what the stream waits for, as a sentence; empty if the
+            server has not reported anything.
     """
     hang_up = select.poll()
     hang_up.register(conn.fileno(), select.POLLRDHUP)
@@ -38,9 +43,10 @@ def build_watch(
                 reason="the server ended the session that holds the lease",
             )
         if is_overdue():
+            remedy = read_notice() or "Raise the limit or use smaller windows, then run it again."
             raise TransientError(
                 reason=f"The capture took longer than its limit of {limit:g} s. Nothing un-landed "
-                "was confirmed. Raise the limit or use smaller windows, then run it again."
+                f"was confirmed. {remedy}"
             )
 
     return watch

@@ -38,6 +38,10 @@ def nothing() -> None:
     """Do nothing: the default of `watch`."""
 
 
+def ignore(text: str) -> None:
+    """Ignore a sentence: the default of `on_notice`."""
+
+
 def accept(timeline: ServerTimeline) -> None:
     """Accept any timeline: the default of `check_timeline`."""
 
@@ -55,6 +59,8 @@ class ReplicationStream:
             the stream.
         check_timeline: function that is called before START_REPLICATION; an error prevents the
             stream.
+        on_notice: function that the reader thread calls with the server's sentence about a standby
+            that the stream waits for.
 
     Attributes:
         backend_pid: pid of the walsender.
@@ -73,12 +79,15 @@ class ReplicationStream:
         settings: StreamSettings | None = None,
         watch: Callable[[], None] = nothing,
         check_timeline: Callable[[ServerTimeline], None] = accept,
+        on_notice: Callable[[str], None] = ignore,
     ) -> None:
         self._settings = settings or StreamSettings()
         self._request = StreamRequest(connection, slot, publication, start_lsn, self._settings)
         self.is_as_stored = self._settings.as_stored
         self._watch = watch
         self._check_timeline = check_timeline
+        self._on_notice = on_notice
+        self._notice = ""
         self._flush_lsn = start_lsn
         self._queue: queue.Queue[MessageBatch | BaseException] = queue.Queue(
             self._settings.queued_batches
@@ -230,6 +239,7 @@ class ReplicationStream:
             while not self._is_stopping.is_set():
                 self._keep_time()
                 batch = self._started().read()
+                self._pass_notice()
                 if batch is None:
                     self._check_silence()
                     continue
@@ -275,6 +285,12 @@ class ReplicationStream:
             self._watch()
         if now >= self._next_status:
             self._send_status(is_ping=True)
+
+    def _pass_notice(self) -> None:
+        notice = self._started().standby_notice
+        if notice != self._notice:
+            self._notice = notice
+            self._on_notice(notice)
 
     def _answer(self, batch: MessageBatch) -> None:
         """Reply to keepalives that request a reply, with the confirmed LSN."""

@@ -42,6 +42,7 @@ class LibpqWire:
         self.bytes_received = 0
         self.heard_at = time.monotonic()
         self._notice: ServerError | None = None
+        self.standby_notice = ""
         self._is_at_end = False
         conn.notice_handler = self._take_notice
         result = execute(conn, command, settings.start_seconds)
@@ -121,13 +122,15 @@ class LibpqWire:
     def _take_notice(self, result: pq.abc.PGresult) -> None:
         # libpq ignores an exception of a notice handler: keep the error for the next read.
         try:
-            check_notice(
+            found = check_notice(
                 {
                     b"V": _field(result, pq.DiagnosticField.SEVERITY_NONLOCALIZED),
                     b"C": _field(result, pq.DiagnosticField.SQLSTATE),
                     b"M": _field(result, pq.DiagnosticField.MESSAGE_PRIMARY),
+                    b"R": _field(result, pq.DiagnosticField.SOURCE_FUNCTION),
                 }
             )
+            self.standby_notice = found or self.standby_notice
         except ServerError as error:
             self._notice = error
 

@@ -62,6 +62,7 @@ class SocketWire:
         self.backend_pid = backend_pid
         self.bytes_received = 0
         self.heard_at = time.monotonic()
+        self.standby_notice = ""
 
     def _start(self, command: bytes) -> None:
         try:
@@ -166,7 +167,7 @@ class SocketWire:
         if kind == _COPY_DONE:
             raise StreamEnded
         if kind == _NOTICE:
-            check_notice(_fields(payload))
+            self.standby_notice = check_notice(_fields(payload)) or self.standby_notice
             return
         if kind != _COPY_BOTH and kind not in _IGNORED:
             raise ProtocolError(

@@ -26,6 +26,8 @@ from pgcdc_assets.protocol.frames import MessageBatch
 
 _NOT_IN_PREREQUISITE_STATE = "55000"
 _UNDEFINED_OBJECT = "42704"
+# The function of slot.c that checks `synchronized_standby_slots`. Messages are translated.
+_STANDBY_CHECK = "StandbySlotsHaveCaughtup"
 
 # A read returns after this time at the latest, because status packets are sent between two reads,
 # and the bytes of one large message may arrive for minutes. A full batch rarely takes as long.
@@ -85,11 +87,13 @@ class Wire(Protocol):
         bytes_received: number of bytes received.
         heard_at: time of the last received bytes by the monotonic clock.
         backend_pid: pid of the walsender.
+        standby_notice: the server's last sentence about a standby that the stream waits for.
     """
 
     bytes_received: int
     heard_at: float
     backend_pid: int
+    standby_notice: str
 
     def read(self) -> MessageBatch | None:
         """Return the next messages, a full batch or fewer; None if no message is complete.
@@ -114,18 +118,28 @@ class Wire(Protocol):
         """Close the connection in any state."""
 
 
-def check_notice(fields: dict[bytes, str]) -> None:
+def check_notice(fields: dict[bytes, str]) -> str:
     """Raise an error for the warning about a missing publication.
 
     If the publication does not exist at the current WAL position, Postgres 18 and newer warn and
     skip the changes (src/backend/replication/pgoutput/pgoutput.c, LoadPublications). Older versions
     report an error. Without this check the capture would succeed and miss changes.
 
+    The stream of a slot with `failover` waits for the standbys of `synchronized_standby_slots`. The
+    server warns with the same SQLSTATE while one of them is not connected.
+
     Args:
         fields: the notice's fields by letter.
 
+    Returns:
+        The server's sentence about a standby; empty for any other notice.
+
     Raises:
-        ServerError: the notice is this warning.
+        ServerError: the notice is the warning about a publication.
     """
+    message = fields.get(b"M", "the publication does not exist")
+    if fields.get(b"R") == _STANDBY_CHECK:
+        return message
     if fields.get(b"V") == "WARNING" and fields.get(b"C") == _NOT_IN_PREREQUISITE_STATE:
-        raise ServerError(_UNDEFINED_OBJECT, fields.get(b"M", "the publication does not exist"))
+        raise ServerError(_UNDEFINED_OBJECT, message)
+    return ""
