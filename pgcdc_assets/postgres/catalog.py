@@ -9,7 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pgcdc_assets.postgres.publication import read_members, read_publication
+from pgcdc_assets.postgres.publication import (
+    read_members,
+    read_publication,
+    read_row_filters,
+)
 from pgcdc_assets.postgres.type_catalog import ResolvedType, resolve_types
 from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets.table_name import TableName
@@ -89,16 +93,45 @@ class PublishedTable:
         return self.declared or self.relation.name
 
 
-def published_tables(conn: Connection, publication: str) -> list[PublishedTable]:
+def published_tables(
+    conn: Connection, publication: str, *, has_filters: bool = True
+) -> list[PublishedTable]:
     """Return a publication's tables with the published columns, ordered by schema and name.
+
+    Args:
+        conn: a connection to the source database.
+        publication: the publication's name.
+        has_filters: read the row filters, and wait for the locks of the tables that have one.
 
     Raises:
         ConfigurationError: the publication does not exist.
     """
+    kinds, relations = _read_published(conn, publication)
+    row_filters = read_row_filters(conn, publication) if has_filters else {}
+    return [
+        PublishedTable(relation, kinds[oid] == "p", row_filters.get(oid), publication)
+        for oid, relation in relations.items()
+    ]
+
+
+def published_relations(conn: Connection, publication: str) -> list[Relation]:
+    """Return a publication's relations with the published columns. The call waits for no lock.
+
+    Raises:
+        ConfigurationError: the publication does not exist.
+    """
+    _, relations = _read_published(conn, publication)
+    return list(relations.values())
+
+
+def _read_published(
+    conn: Connection, publication: str
+) -> tuple[dict[int, str], dict[int, Relation]]:
+    """Return `pg_class.relkind` and the relations by OID, in the order of schema and name."""
     read_publication(conn, publication)
     members = read_members(conn, publication)
     columns = {member.relation_id: member.columns for member in members}
-    # Before PG 18 pgoutput does not send generated columns, although the view lists them.
+    # Before PG 18 pgoutput does not send generated columns, although a column list may have them.
     sends_generated = conn.server_version >= 180000
 
     def is_sent(relation_id: int, name: str, generated: str) -> bool:
@@ -106,22 +139,8 @@ def published_tables(conn: Connection, publication: str) -> list[PublishedTable]
         return (listed is None or name in listed) and (sends_generated or not generated)
 
     relations = read_relations(conn, columns, is_sent)
-    return [
-        PublishedTable(
-            relations[member.relation_id], member.kind == "p", member.row_filter, publication
-        )
-        for member in members
-        if member.relation_id in relations
-    ]
-
-
-def published_relations(conn: Connection, publication: str) -> list[Relation]:
-    """Return a publication's relations with the published columns.
-
-    Raises:
-        ConfigurationError: the publication does not exist.
-    """
-    return [table.relation for table in published_tables(conn, publication)]
+    kinds = {member.relation_id: member.kind for member in members}
+    return kinds, {oid: relations[oid] for oid in columns if oid in relations}
 
 
 def read_relations(

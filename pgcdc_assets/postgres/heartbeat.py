@@ -15,6 +15,7 @@ import psycopg2
 
 from pgcdc_assets.errors import ConfigurationError, PgcdcError, TransientError
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.postgres.publication import published_sql
 from pgcdc_assets.postgres.wal import CURRENT_LSN_SQL
 from pgcdc_assets.table_name import TableName, quoted
 
@@ -73,9 +74,7 @@ select c.oid is not null,
            and has_table_privilege(c.oid, 'update'),
        coalesce((select array_agg(a.attname::text) from pg_attribute a
                   where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped), '{}'),
-       coalesce((select array_agg(p.pubname::text) from pg_publication_tables p
-                  where p.pubname = %(publication)s and p.schemaname = %(schema)s
-                    and p.tablename = %(table)s), '{}') <> '{}'
+       exists (select from published p where p.oid = c.oid)
   from (select 1) one
   left join (pg_class c join pg_namespace n on n.oid = c.relnamespace)
     on n.nspname = %(schema)s and c.relname = %(table)s
@@ -263,6 +262,6 @@ def read_heartbeat_table(conn: Connection, table: TableName, publication: str) -
     """Read what the catalog says about a heartbeat table."""
     with conn.cursor() as cursor:
         names = {"schema": table.schema, "table": table.table, "publication": publication}
-        cursor.execute(_WRITABLE, names)
+        cursor.execute(published_sql(conn) + _WRITABLE, names)
         ((exists, is_writable, columns, is_published),) = cursor.fetchall()
     return HeartbeatTable(exists, is_writable, frozenset(columns), is_published)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import TableMoved
 from pgcdc_assets.postgres.catalog import PublishedTable
+from pgcdc_assets.postgres.publication import published_sql
 from pgcdc_assets.table_name import TableName
 
 if TYPE_CHECKING:
@@ -23,12 +24,11 @@ _PLACES = """
 select w.schema, w.name, n.nspname, c.relname,
        exists (select from pg_class d join pg_namespace m on m.oid = d.relnamespace
                 where m.nspname = w.schema and d.relname = w.name),
-       exists (select from pg_publication_tables p
-                where p.pubname = %(publication)s and p.schemaname = n.nspname
-                  and p.tablename = c.relname),
-       exists (select from pg_publication_tables p
-                where p.pubname = %(publication)s and p.schemaname = w.schema
-                  and p.tablename = w.name)
+       exists (select from published p where p.oid = c.oid),
+       exists (select from published p
+                 join pg_class d on d.oid = p.oid
+                 join pg_namespace m on m.oid = d.relnamespace
+                where m.nspname = w.schema and d.relname = w.name)
   from unnest(%(schemas)s::text[], %(names)s::text[], %(oids)s::bigint[]) w(schema, name, oid)
   left join pg_class c on c.oid = w.oid::oid
   left join pg_namespace n on n.oid = c.relnamespace
@@ -73,7 +73,7 @@ def read_source_places(
     schemas, names = zip(*known, strict=True)
     with conn.cursor() as cursor:
         cursor.execute(
-            _PLACES,
+            published_sql(conn) + _PLACES,
             {
                 "publication": publication,
                 "schemas": list(schemas),

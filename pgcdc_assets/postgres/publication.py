@@ -1,8 +1,9 @@
 """Publications: the published operations and the published tables.
 
-The view pg_publication_tables (Postgres documentation, chapter 52 System Views) lists the relations
-under whose names changes arrive. The view covers FOR TABLE, FOR ALL TABLES and FOR TABLES IN
-SCHEMA, and partitions with and without publish_via_partition_root.
+The queries read catalog tables alone. The view pg_publication_tables would wait for the locks of
+ALTER TABLE, VACUUM FULL and LOCK TABLE on any of its tables, and fails if one is dropped meanwhile:
+one table would stop the capture of all others. The rules of membership are those of
+pg_get_publication_tables() in src/backend/catalog/pg_publication.c.
 """
 
 from __future__ import annotations
@@ -23,21 +24,81 @@ select puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot
   from pg_publication where pubname = %s
 """
 
-# Column lists and row filters, and the two columns of the view, exist since PG 15.
+# `tree` has each listed table with its partitions, `published` the relations under whose names
+# changes arrive. 16384 is FirstNormalObjectId.
+_PUBLISHED = """
+with recursive publication as (
+    select p.*, p.xmin as row_version from pg_publication p where p.pubname = %(publication)s
+), listed(oid) as (
+    select r.prrelid from pg_publication_rel r join publication p on p.oid = r.prpubid
+    {schemas}
+    union select c.oid from pg_class c, publication p
+           where p.puballtables and c.oid >= 16384 and c.relkind in ('r', 'p')
+             and c.relpersistence = 'p'
+), tree(root, oid) as (
+    select oid, oid from listed
+    union select t.root, i.inhrelid
+            from tree t
+            join pg_inherits i on i.inhparent = t.oid
+            join pg_class c on c.oid = i.inhrelid and c.relispartition
+), published(oid) as (
+    select distinct t.oid
+      from tree t
+      join pg_class c on c.oid = t.oid and c.relpersistence = 'p'
+      cross join publication p
+     where case when p.pubviaroot
+                then not exists (select from tree a where a.oid = t.oid and a.root <> t.oid)
+                else c.relkind = 'r' end
+)
+"""
+
+_PUBLISHED_SCHEMAS = """
+    union select c.oid
+            from pg_publication_namespace n
+            join publication p on p.oid = n.pnpubid
+            join pg_class c on c.relnamespace = n.pnnspid
+           where c.relkind in ('r', 'p') and c.relpersistence = 'p'
+"""
+
 _MEMBERS = """
 select c.oid::bigint, c.relkind::text, {columns}
-  from pg_publication_tables t
-  join pg_namespace n on n.nspname = t.schemaname
-  join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
- where t.pubname = %s
- order by t.schemaname, t.tablename
+  from published t
+  join pg_class c on c.oid = t.oid
+  join pg_namespace n on n.oid = c.relnamespace
+  {entries}
+ order by n.nspname, c.relname
+"""
+
+# Column lists, row filters and FOR TABLES IN SCHEMA exist since PG 15. A table that is published
+# with all tables, or with its schema, has neither list nor filter.
+_ENTRIES = """
+, entry as (
+    select r.*
+      from publication p
+      join pg_publication_rel r on r.prpubid = p.oid
+      join pg_class c on c.oid = r.prrelid
+     where not p.puballtables
+       and not exists (select from pg_publication_namespace s
+                        where s.pnpubid = p.oid and s.pnnspid = c.relnamespace)
+)
+"""
+
+_SENT_COLUMNS = """array(
+    select a.attname::text
+      from pg_attribute a cross join publication p
+     where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+       and case when e.prattrs is not null then a.attnum = any(e.prattrs)
+                else a.attgenerated::text in ('', to_jsonb(p) ->> 'pubgencols') end)
+"""
+
+# pg_get_expr() waits for the lock of ALTER TABLE on a table that has a row filter.
+_ROW_FILTERS = """
+select prrelid::bigint, pg_get_expr(prqual, prrelid) from entry where prqual is not null
 """
 
 # All catalog rows that determine how tables are published, as of the transaction's snapshot. The
-# view pg_publication_tables is unsuitable, because its functions read the newest catalog in every
-# transaction, and wait for the locks of ALTER TABLE and VACUUM FULL. The `xmin` of a row
-# distinguishes the row from a deleted and re-inserted row. The ancestors of a partition are
-# included, because an ancestor may publish the partition.
+# `xmin` of a row distinguishes the row from a deleted and re-inserted row. The ancestors of a
+# partition are included, because an ancestor may publish the partition.
 _MEMBERSHIPS = """
 with recursive line(relation, oid) as (
     select w.oid, w.oid from unnest(%(relations)s::bigint[]::oid[]) w(oid)
@@ -139,13 +200,11 @@ class Member:
         kind: `pg_class.relkind`: r, or p for the root of a partitioned table.
         columns: names of the published columns; None before PG 15: all columns that are not
             generated.
-        row_filter: SQL text of the WHERE clause, as the catalog prints it.
     """
 
     relation_id: int
     kind: str
     columns: frozenset[str] | None
-    row_filter: str | None
 
 
 def read_publication(
@@ -187,15 +246,38 @@ def create_publication_sql(publication: str, tables: Iterable[TableName] = ()) -
     return f"create publication {quoted(publication)} for table {names or 'SCHEMA.TABLE'}"
 
 
+def published_sql(conn: Connection) -> str:
+    """Return the common table expressions `publication`, `listed`, `tree` and `published`.
+
+    They need the parameter `publication`, and end without a comma. `published` has the OIDs of the
+    relations under whose names changes arrive.
+    """
+    return _PUBLISHED.format(schemas=_PUBLISHED_SCHEMAS if conn.server_version >= 150000 else "")
+
+
 def read_members(conn: Connection, publication: str) -> list[Member]:
     """Return the relations whose changes the publication sends, ordered by schema and name."""
-    columns = "t.attnames::text[], t.rowfilter" if conn.server_version >= 150000 else "null, null"
+    if conn.server_version >= 150000:
+        entries = "left join entry e on e.prrelid = c.oid"
+        query = _ENTRIES + _MEMBERS.format(columns=_SENT_COLUMNS, entries=entries)
+    else:
+        query = _MEMBERS.format(columns="null", entries="")
     with conn.cursor() as cursor:
-        cursor.execute(_MEMBERS.format(columns=columns), (publication,))
+        cursor.execute(published_sql(conn) + query, {"publication": publication})
         return [
-            Member(relation_id, kind, None if names is None else frozenset(names), row_filter)
-            for relation_id, kind, names, row_filter in cursor
+            Member(relation_id, kind, None if names is None else frozenset(names))
+            for relation_id, kind, names in cursor
         ]
+
+
+def read_row_filters(conn: Connection, publication: str) -> dict[int, str]:
+    """Return the row filters of a publication by OID, as SQL text that the catalog prints."""
+    if conn.server_version < 150000:
+        return {}
+    query = published_sql(conn) + _ENTRIES + _ROW_FILTERS
+    with conn.cursor() as cursor:
+        cursor.execute(query, {"publication": publication})
+        return {oid: text for oid, text in cursor if text is not None}
 
 
 def read_memberships(

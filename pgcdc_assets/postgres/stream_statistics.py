@@ -1,7 +1,7 @@
 """What a server reports about a stream: its settings and sizes, and what it decoded for a slot.
 
-Sources: the views pg_stat_replication_slots and pg_publication_tables. The sizes of tables are
-`relpages` of pg_class, which VACUUM and ANALYZE update, so that the query reads no file.
+Source: the view pg_stat_replication_slots. The sizes of tables are `relpages` of pg_class, which
+VACUUM and ANALYZE update, so that the query reads no file, and waits for no lock.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pgcdc_assets.postgres.prepared_transactions import (
     OpenPreparedTransaction,
     read_prepared_transactions,
 )
+from pgcdc_assets.postgres.publication import published_sql
 from pgcdc_assets.postgres.slots import SlotStatus, read_slot_status
 
 if TYPE_CHECKING:
@@ -44,19 +45,18 @@ select spill_txns, spill_count, spill_bytes, stream_txns, stream_count, stream_b
 
 _FACTS = """
 select current_setting('server_version'), pg_is_in_recovery(),
-       array(select current_setting(name, true) from unnest(%s::text[]) with ordinality s (name, n)
-              order by n),
+       array(select current_setting(name, true)
+               from unnest(%(settings)s::text[]) with ordinality s (name, n) order by n),
        count(*),
        coalesce(sum(greatest(c.relpages, 0) + coalesce(p.pages, 0)), 0)::bigint
          * current_setting('block_size')::bigint
-  from pg_publication_tables t
-  join pg_namespace n on n.nspname = t.schemaname
-  join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
-  left join lateral (
-    select sum(greatest(l.relpages, 0)) as pages
-      from pg_partition_tree(c.oid) f join pg_class l on l.oid = f.relid
-     where c.relkind = 'p' and l.oid <> c.oid) p on true
- where t.pubname = %s
+  from published t
+  join pg_class c on c.oid = t.oid
+  left join (
+    select f.root, sum(greatest(l.relpages, 0)) as pages
+      from tree f join pg_class l on l.oid = f.oid
+     where f.oid <> f.root
+     group by f.root) p on p.root = c.oid
 """
 
 
@@ -108,7 +108,10 @@ def read_source_facts(conn: Connection, slot: str, publication: str) -> SourceFa
     """Return the facts; None if the query fails, because a capture does not need the facts."""
     with contextlib.suppress(psycopg2.Error):
         with conn.cursor() as cursor:
-            cursor.execute(_FACTS, (list(SETTINGS), publication))
+            cursor.execute(
+                published_sql(conn) + _FACTS,
+                {"settings": list(SETTINGS), "publication": publication},
+            )
             ((version, in_recovery, values, table_count, table_bytes),) = cursor.fetchall()
         status = read_slot_status(conn, slot)
         known = zip(SETTINGS, values, strict=True)

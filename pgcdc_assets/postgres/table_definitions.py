@@ -1,10 +1,9 @@
 """The definitions of the published tables, and a digest that shows whether any has changed.
 
-The queries read catalog tables alone. The view pg_publication_tables and pg_partition_tree() would
-wait for the locks of ALTER TABLE and VACUUM FULL on any of the tables.
+The queries read catalog tables alone. The function pg_partition_tree() would wait for the locks of
+ALTER TABLE and VACUUM FULL on any of the tables.
 
-Source: Postgres documentation, chapter 51 System Catalogs. The rules of membership are those of
-pg_get_publication_tables() in src/backend/catalog/pg_publication.c.
+Source: Postgres documentation, chapter 51 System Catalogs.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import psycopg2.errors
 
 from pgcdc_assets.postgres.catalog import read_relations
-from pgcdc_assets.postgres.publication import read_memberships
+from pgcdc_assets.postgres.publication import published_sql, read_memberships
 from pgcdc_assets.protocol.table_definition import (
     COMMENT_LENGTH,
     Partition,
@@ -28,43 +27,12 @@ from pgcdc_assets.table_name import TableName
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
 
-# `tree` has each listed table with its partitions. `watched` has the tables whose changes arrive
-# under their own name, and the tables that were watched before. 16384 is FirstNormalObjectId.
+# The tables whose changes arrive under their own name, and the tables that were watched before.
 _WATCHED = """
-with recursive publication as (
-    select p.* , p.xmin as row_version from pg_publication p where p.pubname = %(publication)s
-), listed(oid) as (
-    select r.prrelid from pg_publication_rel r join publication p on p.oid = r.prpubid
-    {schemas}
-    union select c.oid from pg_class c, publication p
-           where p.puballtables and c.oid >= 16384 and c.relkind in ('r', 'p')
-             and c.relpersistence = 'p'
-), tree(root, oid) as (
-    select oid, oid from listed
-    union select t.root, i.inhrelid
-            from tree t
-            join pg_inherits i on i.inhparent = t.oid
-            join pg_class c on c.oid = i.inhrelid and c.relispartition
-), published(oid) as (
-    select distinct t.oid
-      from tree t
-      join pg_class c on c.oid = t.oid and c.relpersistence = 'p'
-      cross join publication p
-     where case when p.pubviaroot
-                then not exists (select from tree a where a.oid = t.oid and a.root <> t.oid)
-                else c.relkind = 'r' end
-), watched(oid) as (
+, watched(oid) as (
     select oid from published
     union select unnest(%(known)s::bigint[]::oid[])
 )
-"""
-
-_SCHEMAS = """
-    union select c.oid
-            from pg_publication_namespace n
-            join publication p on p.oid = n.pnpubid
-            join pg_class c on c.relnamespace = n.pnnspid
-           where c.relkind in ('r', 'p') and c.relpersistence = 'p'
 """
 
 _SCHEMA_ROWS = """
@@ -317,4 +285,4 @@ def _read_comments(conn: Connection, tables: Iterable[int]) -> dict[int, dict[in
 
 
 def _watched(conn: Connection) -> str:
-    return _WATCHED.format(schemas=_SCHEMAS if conn.server_version >= 150000 else "")
+    return published_sql(conn) + _WATCHED

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.postgres.preflight.finding import Finding
+from pgcdc_assets.postgres.publication import published_sql
 from pgcdc_assets.table_name import quoted
 
 if TYPE_CHECKING:
@@ -16,13 +17,11 @@ if TYPE_CHECKING:
 # A table with a column list is skipped: the list omits columns on purpose.
 _GENERATED = """
 select c.oid::bigint, a.attname::text, a.attgenerated::text
-  from pg_publication_tables t
-  join pg_namespace n on n.nspname = t.schemaname
-  join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
+  from published c
   join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
- where t.pubname = %s and a.attgenerated <> ''
-   and not exists (select from pg_publication_rel r join pg_publication p on p.oid = r.prpubid
-                    where p.pubname = t.pubname and r.prrelid = c.oid
+ where a.attgenerated <> ''
+   and not exists (select from pg_publication_rel r join publication p on p.oid = r.prpubid
+                    where r.prrelid = c.oid
                       and to_jsonb(r) ->> 'prattrs' is not null)
  order by a.attnum
 """
@@ -42,7 +41,7 @@ _STORED = "s"
 def read_generated(conn: Connection, publication: str) -> dict[int, dict[str, str]]:
     """Return the generated columns of published tables, by OID: names and `attgenerated`."""
     with conn.cursor() as cursor:
-        cursor.execute(_GENERATED, (publication,))
+        cursor.execute(published_sql(conn) + _GENERATED, {"publication": publication})
         found: dict[int, dict[str, str]] = {}
         for relation_id, name, kind in cursor:
             found.setdefault(relation_id, {})[name] = kind

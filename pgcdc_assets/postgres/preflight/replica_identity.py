@@ -23,16 +23,26 @@ if TYPE_CHECKING:
 
     from pgcdc_assets.protocol.relation import Relation
 
+# Each table with its direct and indirect partitions. The function pg_partition_tree() would wait
+# for the locks of ALTER TABLE and VACUUM FULL.
+_PARTITIONS = """
+part(root, oid) as (
+    select r, r from {roots}
+    union select p.root, i.inhrelid
+            from part p
+            join pg_inherits i on i.inhparent = p.oid
+            join pg_class l on l.oid = i.inhrelid and l.relispartition)
+"""
+
 # The relations that need an identity: the table, or the leaf partitions of a partitioned table.
-_HOLDERS = """
-select c.oid::bigint, coalesce(t.relid, c.oid::regclass)::oid::bigint,
+_HOLDERS = f"""
+with recursive {_PARTITIONS.format(roots="unnest(%s::bigint[]::oid[]) r")}
+select p.root::bigint, c.oid::bigint,
        exists (select from pg_index i
-                where i.indrelid = coalesce(t.relid, c.oid::regclass) and i.indisprimary
-                  and not i.indimmediate)
-  from pg_class c
-  left join lateral pg_partition_tree(c.oid) t on c.relkind = 'p' and t.isleaf
- where c.oid = any(%s::bigint[]::oid[]) and (c.relkind <> 'p' or t.relid is not null)
- order by t.relid::text
+                where i.indrelid = c.oid and i.indisprimary and not i.indimmediate)
+  from part p join pg_class c on c.oid = p.oid
+ where c.relkind <> 'p'
+ order by c.oid::regclass::text
 """
 
 _GENERATED = """
@@ -44,19 +54,19 @@ select a.attrelid::bigint, array_agg(a.attname::text)
 
 # Columns that a row filter uses and the replica identity lacks. The catalog stores a row filter as
 # an expression tree (pg_node_tree), in which `:varattno` is the column's attnum.
-_BEYOND_IDENTITY = """
-with used as (
+_BEYOND_IDENTITY = f"""
+with recursive used as (
     select distinct r.prrelid as relation, a.attname as name
       from pg_publication p
       join pg_publication_rel r on r.prpubid = p.oid
      cross join regexp_matches(r.prqual::text, ':varattno (\\d+)', 'g') as numbers
       join pg_attribute a on a.attrelid = r.prrelid and a.attnum = numbers[1]::int
      where p.pubname = %s
-), leaves as (
-    select relation, name, coalesce(t.relid, relation::regclass) as leaf
-      from used left join lateral pg_partition_tree(relation) t on t.isleaf
+), {_PARTITIONS.format(roots="(select relation from used) u(r)")}, leaves as (
+    select relation, name, p.oid as leaf from used join part p on p.root = relation
 )
-select relation::bigint, array_agg(distinct l.name::text), array_agg(distinct l.leaf::text)
+select relation::bigint, array_agg(distinct l.name::text),
+       array_agg(distinct l.leaf::regclass::text)
   from leaves l join pg_class c on c.oid = l.leaf
  where c.relkind = 'r' and c.relreplident <> 'f' and not exists (
     select from pg_index i join pg_attribute k on k.attrelid = i.indrelid

@@ -89,7 +89,7 @@ def check_tables(
         role: the connection's role.
         known: OIDs of captured tables by declared name, for tables that were renamed since.
     """
-    members = published_tables(conn, publication.name)
+    members = published_tables(conn, publication.name, has_filters=False)
     published = {table.relation.name: table for table in members}
     yield from check_publication(publication, len(published))
     relation_ids = [table.relation.relation_id for table in published.values()]
