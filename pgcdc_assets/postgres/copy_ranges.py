@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from psycopg2.errors import LockNotAvailable
+
 from pgcdc_assets.postgres.catalog import PublishedTable
 
 if TYPE_CHECKING:
@@ -25,8 +27,10 @@ _MOST_TRANSACTIONS = 2**30
 # Types whose texts depend on the catalog, so the text of an unchanged row changes.
 _CATALOG_TYPES = ("reg", "aclitem", "_reg", "_aclitem")
 
-# A role that may read some columns only may not read ctid.
+# A role that may read some columns only may not read ctid. The functions open the tables, and wait
+# for the lock of ALTER TABLE and VACUUM FULL.
 _PAGE_COUNTS = """
+set local lock_timeout = '1s';
 select t.oid,
        case when has_table_privilege(t.oid::oid, 'select')
             then coalesce((select max(pg_relation_size(p.relid)) from pg_partition_tree(t.oid) p
@@ -34,6 +38,19 @@ select t.oid,
                    / current_setting('block_size')::bigint
             else 0 end
   from unnest(%s::bigint[]) as t(oid)
+"""
+
+# `relpages` is that of the last VACUUM or ANALYZE. The last range of a table has no end.
+_KNOWN_PAGE_COUNTS = """
+with recursive tree (root, oid) as (
+  select r, r::oid from unnest(%s::bigint[]) r
+   union all
+  select t.root, i.inhrelid from pg_inherits i join tree t on i.inhparent = t.oid)
+select t.root,
+       case when has_table_privilege(t.root::oid, 'select') then max(greatest(c.relpages, 0))
+            else 0 end
+  from tree t join pg_class c on c.oid = t.oid
+ group by t.root
 """
 
 _XMIN = """
@@ -147,8 +164,17 @@ def _depends_on_catalog(columns: Iterable[Column]) -> bool:
 def read_page_counts(conn: Connection, tables: Iterable[PublishedTable]) -> dict[int, int]:
     """Return the number of pages by OID; of a partitioned table, of its largest partition.
 
-    The number is 0 for a table of which this role may not read ranges.
+    The number is 0 for a table of which this role may not read ranges. If one of the tables is
+    locked, the numbers are the estimates of the catalog, so that the others can be copied.
+
+    Args:
+        conn: a connection in autocommit mode.
+        tables: the tables.
     """
+    oids = [table.relation.relation_id for table in tables]
     with conn.cursor() as cursor:
-        cursor.execute(_PAGE_COUNTS, ([table.relation.relation_id for table in tables],))
+        try:
+            cursor.execute(_PAGE_COUNTS, (oids,))
+        except LockNotAvailable:
+            cursor.execute(_KNOWN_PAGE_COUNTS, (oids,))
         return dict(cursor.fetchall())

@@ -12,8 +12,10 @@ from dataclasses import replace
 import psycopg2
 import pytest
 
-from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.capture.snapshot import snapshot_each_table, snapshot_tables
+from pgcdc_assets.capture.snapshot_pool import SnapshotReport
 from pgcdc_assets.cli.check import check_capture
+from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.moved_tables import read_source_places
 from pgcdc_assets.postgres.stream_statistics import read_source_facts
@@ -89,3 +91,21 @@ def test_a_locked_table_does_not_delay_questions_about_others(capturing: Capturi
         assert {"table"} <= {finding.code for finding in findings}
         reports = snapshot_tables(settings, capturing.zone, capturing.slot, "pub", [other])
         assert [report.table for report in reports] == ["other"]
+
+
+def test_a_locked_table_does_not_delay_the_snapshots_of_others(capturing: Capturing) -> None:
+    """The lock has no transaction id, so no slot waits for it."""
+    capturing.begin(*TABLES, "insert into other values (1)", "insert into locked values (1), (2)")
+    database, settings = capturing.database, _impatient(capturing.settings)
+
+    def copied() -> dict[str, int | PgcdcError]:
+        return {
+            each.table: each.row_count if isinstance(each, SnapshotReport) else each.error
+            for each in snapshot_each_table(settings, capturing.zone, capturing.slot, "pub")
+        }
+
+    with _locked(database, "lock table locked, part in access exclusive mode"):
+        found = copied()
+    assert found["other"] == 1
+    assert isinstance(found["part"], TransientError)
+    assert copied() == {"part": 2}
