@@ -38,6 +38,7 @@ _KEEPALIVES = {
 # search_path: types such as regclass print a schema only outside the search path. row_security:
 # with `off`, a query that a policy would filter fails. client_min_messages: since Postgres 18 a
 # missing publication is a warning only (src/backend/replication/pgoutput/pgoutput.c).
+# default_transaction_isolation: a standby refuses `serializable`. A backslash escapes a space.
 _PINNED = {
     "datestyle": "ISO",
     "intervalstyle": "postgres",
@@ -52,6 +53,8 @@ _PINNED = {
     "client_min_messages": "warning",
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
+    "default_transaction_isolation": "read\\ committed",
+    "default_transaction_deferrable": "off",
 }
 
 # The encoding of a database that stores any bytes without conversion.

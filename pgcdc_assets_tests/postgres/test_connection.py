@@ -159,6 +159,8 @@ def test_defaults_of_the_database_do_not_affect_sessions(database: Database) -> 
         "statement_timeout": ("'1h'", None),
         "idle_session_timeout": ("'1h'", "0"),
         "idle_in_transaction_session_timeout": ("'1h'", "0"),
+        "default_transaction_isolation": ("'serializable'", "read committed"),
+        "default_transaction_deferrable": ("on", "off"),
     }
     if database.server.version >= 17:
         hostile["transaction_timeout"] = ("'1h'", "0")
