@@ -100,7 +100,9 @@ select objoid::bigint, objsubid, left(description, %s)
 
 # CREATE TABLE ... PARTITION OF writes the rows of its columns with the rows of the system columns
 # (-6 is TableOidAttributeNumber). ATTACH PARTITION writes the row of each column again. DETACH
-# PARTITION CONCURRENTLY hides the rows of a partition before it ends (`inhdetachpending`).
+# PARTITION CONCURRENTLY hides the rows of a partition before it ends (`inhdetachpending`). The rows
+# of an unlogged partition are not in the WAL: such a partition counts as attached from SET LOGGED
+# on, which gives the table another file than CREATE TABLE (see `unused_tables`).
 _PARTITIONS = """
 with recursive part(root, oid, version) as (
     select i.inhparent, i.inhrelid, i.xmin
@@ -114,10 +116,11 @@ with recursive part(root, oid, version) as (
 select p.root::bigint, p.oid::bigint, n.nspname, c.relname, p.version::text::bigint,
        exists (select from pg_attribute s join pg_attribute a on a.attrelid = s.attrelid
                 where s.attrelid = p.oid and s.attnum = -6 and a.attnum > 0
-                  and a.xmin = s.xmin and a.cmin = s.cmin and s.xmin = p.version),
+                  and a.xmin = s.xmin and a.cmin = s.cmin and s.xmin = p.version)
+         and c.relfilenode in (0, c.oid),
        c.relfilenode::bigint
   from part p
-  join pg_class c on c.oid = p.oid
+  join pg_class c on c.oid = p.oid and c.relpersistence <> 'u'
   join pg_namespace n on n.oid = c.relnamespace
 """
 

@@ -14,6 +14,10 @@ from pgcdc_assets.postgres.preflight.columns import (
     read_generated,
 )
 from pgcdc_assets.postgres.preflight.finding import Finding
+from pgcdc_assets.postgres.preflight.partitions import (
+    check_unsent_partitions,
+    read_unsent_partitions,
+)
 from pgcdc_assets.postgres.preflight.replica_identity import check_identity, read_identities
 from pgcdc_assets.postgres.publication import Publication, explain_unpublished
 from pgcdc_assets.table_name import TableName, quoted
@@ -96,6 +100,7 @@ def check_tables(
     access = _read_access(conn, relation_ids)
     identities = read_identities(conn, publication, relation_ids)
     generated = read_generated(conn, publication.name)
+    unsent = read_unsent_partitions(conn, relation_ids)
     wanted = list(published if tables is None else dict.fromkeys(tables))
     found_as = {name: find_declared_table(members, name, known.get(name)) for name in wanted}
     yield from _check_schemas(
@@ -116,6 +121,7 @@ def check_tables(
             *check_identity(publication, found, identities[relation_id], name in keys),
             *check_key(conn, found.relation, keys.get(name, ())),
             *_check_access(publication, found.relation, access[relation_id], quoted(role)),
+            *check_unsent_partitions(publication, found.relation, unsent.get(relation_id, ())),
         ]
         if not any(finding.code == "generated_column" for finding in findings):
             columns = generated.get(relation_id, {})

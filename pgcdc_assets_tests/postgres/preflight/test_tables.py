@@ -195,3 +195,25 @@ def test_the_check_names_a_generated_column_that_is_not_published(database: Data
     assert problems_in(findings_of(database.settings())) == {}
     database.execute("drop publication pub; create publication pub for table t (id)")
     assert problems_in(findings_of(database.settings())) == {}
+
+
+@pytest.mark.every_pg
+def test_partitions_whose_changes_are_not_sent_are_a_warning(database: Database) -> None:
+    database.execute(
+        """
+        create table t (id int) partition by list (id);
+        create table a partition of t for values in (1);
+        create unlogged table b partition of t for values in (2);
+        create foreign data wrapper nothing;
+        create server nowhere foreign data wrapper nothing;
+        create foreign table c partition of t for values in (3) server nowhere;
+        create table plain (id int primary key);
+        create publication pub for table t, plain with (publish_via_partition_root = true)
+        """
+    )
+    problems = problems_in(findings_of(database.settings()))
+    assert "(public.b, public.c)" in problems["unsent_partition", "public.t"]
+    assert "set logged" in problems["unsent_partition", "public.t"]
+    database.execute("alter table b set logged; alter table t detach partition c")
+    codes = {code for code, _ in problems_in(findings_of(database.settings()))}
+    assert "unsent_partition" not in codes
