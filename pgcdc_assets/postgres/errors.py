@@ -83,6 +83,13 @@ _CONFIGURATION = [
 # The sessions of a standby end with 57P04 if the primary drops their database.
 _GONE = {"57P01", "57P02", "57P03", "57P04", "57P05"}
 
+# What a function of the server reports of an object that was dropped during the query. The server
+# does not translate internal errors.
+_DROPPED = re.compile(
+    r"cache lookup failed for |could not open relation with OID |"
+    r"tuple concurrently (?:updated|deleted)"
+)
+
 
 def _database_and_role(server: str) -> tuple[str, str]:
     """Return the names of database and role in `ConnectionSettings.describe()`.
@@ -146,6 +153,11 @@ def statement_failure(server: str, doing: str, error: psycopg2.Error) -> PgcdcEr
         or isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError)
     ):
         return ConnectionLost(server=server, doing=doing, reason=reason.rstrip("."))
+    if code == "XX000" and _DROPPED.match(reason):
+        return TransientError(
+            reason=f"{server}: {reason} while {doing}: the catalog changed during the query. Run "
+            "it again."
+        )
     return reported_failure(server, doing, code, reason)
 
 

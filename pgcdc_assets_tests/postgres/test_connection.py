@@ -227,6 +227,17 @@ def test_a_slow_statement_ends_at_the_limit_as_a_transient_error(database: Datab
 
 
 @pytest.mark.postgres
+def test_an_object_that_is_dropped_during_a_query_is_a_transient_error(database: Database) -> None:
+    """Functions of the server read the newest catalog, and a query an earlier one."""
+    with (
+        pytest.raises(TransientError, match=r"cache lookup failed.*the catalog changed"),
+        query_connection(database.settings(), "sensor") as conn,
+        conn.cursor() as cursor,
+    ):
+        cursor.execute("select array_in('{1}', 999999::oid, -1)")
+
+
+@pytest.mark.postgres
 def test_a_silent_server_is_a_lost_connection_after_the_connect_timeout(
     database: Database, proxy: TcpProxy
 ) -> None:
