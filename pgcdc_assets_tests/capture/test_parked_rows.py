@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from pgcdc_assets.capture.limits import CaptureLimits
 from pgcdc_assets.errors import DefiniteError, ProtocolError
+from pgcdc_assets.postgres.stream.plugin_options import PluginOptions, Streaming
+from pgcdc_assets.postgres.stream.request import StreamSettings
 from pgcdc_assets.raw.schema_events import SchemaChange
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.captures import Capturing
@@ -125,3 +128,29 @@ def test_the_error_about_a_row_that_the_server_cannot_print_has_its_lsn(
     assert f"pg_drop_replication_slot('{capturing.slot}')" in str(error.value)
     assert "invalid internal value" not in str(error.value)
     assert capturing.confirmed() == before
+
+
+@pytest.mark.every_pg(since=15)
+@pytest.mark.parametrize("streaming", list(Streaming)[:2])
+def test_the_error_of_a_row_filter_does_not_quote_the_row(
+    capturing: Capturing, streaming: Streaming
+) -> None:
+    """A streamed transaction calls another function of the plugin."""
+    capturing.begin("create table t (id int primary key, v text)")
+    capturing.database.execute(
+        "drop publication pub; create publication pub for table t "
+        "where (parse_ident(v) is not null)"
+    )
+    capturing.database.execute("insert into t select i, 'fine' from generate_series(1, 3000) i")
+    capturing.capture()
+    secret = "17 secret"
+    capturing.database.transaction(
+        "insert into t select i, 'fine' from generate_series(3001, 6000) i",
+        f"insert into t values (0, '{secret}')",
+        "insert into t select i, 'fine' from generate_series(6001, 9000) i",
+    )
+    small = capturing.through(f"{capturing.conninfo} options='-c logical_decoding_work_mem=64kB'")
+    plugin = PluginOptions(streaming=streaming)
+    with pytest.raises(DefiniteError, match="cannot print a row") as error:
+        small.capture(limits=CaptureLimits(stream=StreamSettings(plugin=plugin)))
+    assert secret not in str(error.value)

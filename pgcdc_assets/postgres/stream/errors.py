@@ -32,7 +32,7 @@ _PREVENTION = "raise max_slot_wal_keep_size (of a slot on a standby: set hot_sta
 
 # What an output plugin reports of an error (output_plugin_error_callback() in
 # src/backend/replication/logical/logical.c).
-_IN_CHANGE = re.compile(r"in the change callback, associated LSN ([0-9A-F]+/[0-9A-F]+)")
+_IN_CHANGE = re.compile(r"in the (?:stream_)?change callback, associated LSN ([0-9A-F]+/[0-9A-F]+)")
 
 
 def stream_failure(server: str, slot: str, publication: str, error: ServerError) -> PgcdcError:
