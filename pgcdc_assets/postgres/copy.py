@@ -214,7 +214,8 @@ class SnapshotReader:
         except (UndefinedTable, UndefinedColumn) as error:
             raise TableChanged(relation=relation.qualified_name) from error
         except (psycopg2.Error, ServerError, OSError) as error:
-            raise self._failure(relation, error) from error
+            # The cause is part of the error in Dagster, and may quote a row.
+            raise self._failure(relation, error) from None
         finally:
             # After an error, or if the caller stops early, the state of the connection is unknown.
             self._end_read(is_complete)

@@ -320,7 +320,8 @@ class SourceDigests:
                 cursor.execute(query)
                 return cursor.fetchall()
         except psycopg2.Error as error:
-            raise reading_failure(self.source.settings, self.source.relation, error) from error
+            # The cause is part of the error in Dagster, and may quote a row.
+            raise reading_failure(self.source.settings, self.source.relation, error) from None
 
     def _fetch(self, query: sql.Composable) -> Iterator[tuple[str, ...]]:
         """Run a query with a cursor, and yield its rows in portions of bounded size."""
@@ -334,7 +335,7 @@ class SourceDigests:
                     yield from rows
                 cursor.execute("close digests")
         except psycopg2.Error as error:
-            raise reading_failure(self.source.settings, relation, error) from error
+            raise reading_failure(self.source.settings, relation, error) from None
 
 
 def _next_rows(cursor: psycopg2.extensions.cursor) -> list[tuple[str, ...]]:

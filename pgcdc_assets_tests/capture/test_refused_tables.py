@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg2
 import pytest
 
 from pgcdc_assets.capture.snapshot import snapshot_each_table
 from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotReport
-from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.postgres.connection import ConnectionSettings
+from pgcdc_assets.errors import ConfigurationError, DefiniteError
+from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.postgres.digests import DigestedColumn, open_source_table
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.database import Database
@@ -97,3 +102,45 @@ def test_a_temporary_table_is_named(database: Database, zone: RawZone) -> None:
     assert isinstance(failure, SnapshotFailure)
     assert f"{schema}.brief is temporary" in str(failure.error)
     assert isinstance(report, SnapshotReport)
+
+
+@pytest.mark.every_pg(since=15)
+def test_no_error_in_the_chain_quotes_a_row(database: Database, zone: RawZone) -> None:
+    """Dagster stores an error with its causes, and shows them."""
+    secret = "17 secret"
+    database.execute("create table t (id int primary key, v text)")
+    database.execute("insert into t values (1, %s)", (secret,))
+    database.execute("create publication pub for table t where (parse_ident(v) is not null)")
+    slot = f"s_{database.name}"
+    outcomes = snapshot_each_table(database.settings(), zone, slot, "pub")
+    [failure] = [each for each in outcomes if isinstance(each, SnapshotFailure)]
+    _check_chain(failure.error, secret)
+    with (
+        query_connection(database.settings(), "test") as conn,
+        conn.cursor() as cursor,
+        open_exported(cursor) as snapshot_name,
+        open_source_table(
+            database.settings(), "pub", TableName("public", "t"), snapshot_name
+        ) as source,
+    ):
+        digests = source.digests([DigestedColumn("id"), DigestedColumn("v")], [0])
+        with pytest.raises(DefiniteError) as by_bucket:
+            digests.buckets(1)
+    _check_chain(by_bucket.value, secret)
+
+
+@contextmanager
+def open_exported(cursor: psycopg2.extensions.cursor) -> Iterator[str]:
+    """Export a snapshot, and hold it for the block."""
+    cursor.execute("begin isolation level repeatable read")
+    cursor.execute("select pg_export_snapshot()")
+    ((name,),) = cursor.fetchall()
+    yield name
+    cursor.execute("rollback")
+
+
+def _check_chain(error: BaseException | None, secret: str) -> None:
+    assert error is not None
+    while error is not None:
+        assert secret not in str(error), type(error)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

@@ -220,7 +220,8 @@ class ReplicationStream:
         except StreamEnded:
             return True
         except ServerError as error:
-            raise self._request.refused(error) from error
+            # The cause may quote a row of a later window.
+            raise self._request.refused(error) from None
         except OSError as error:
             raise self._request.lost("ending the stream", error) from error
         return False
