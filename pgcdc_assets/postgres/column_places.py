@@ -161,13 +161,12 @@ def find_places(
             if column.attnum is not None:
                 facts.setdefault(column.attnum, set()).add(_facts(column))
     # A column that an earlier version lacks was dropped before, and did not come back.
-    lacking = {
-        row.attnum
-        for row in attributes.rows
-        for version in earlier
-        if row.attnum <= version.highest_attnum
-        and row.attnum not in {column.attnum for column in version.columns}
-    }
+    lacking: set[int] = set()
+    for version in earlier:
+        had, highest = {column.attnum for column in version.columns}, version.highest_attnum
+        lacking.update(
+            row.attnum for row in attributes.rows if row.attnum <= highest and row.attnum not in had
+        )
     order = [
         row
         for row in attributes.rows
@@ -245,22 +244,21 @@ class _Search:
 
         A column that existed is announced, if it is not after the last announced one: those were
         added later. `found[i]` is the result for the columns from `i` on, in the rows so far, from
-        the last row back to the first.
+        the last row back to the first. A column is in no earlier row than its own place, and the
+        columns after it have enough rows behind it: of a table without dropped columns, this leaves
+        one column for each row.
         """
-        end = len(self.announced)
+        end, count = len(self.announced), len(self.order)
         found: list[_Found | None] = [None] * end + [_Found(())]
-        for row in reversed(self.order):
+        for place in range(count - 1, -1, -1):
+            row = self.order[place]
             there = existed(row)
-            found = [
-                *(
-                    _better(
-                        None if there is False else self._placed(i, row, found[i + 1]),
-                        None if there is True else found[i],
-                    )
-                    for i in range(end)
-                ),
-                found[end],
-            ]
+            # `found[i]` and `found[i + 1]` are still those of the row behind.
+            for i in range(max(0, end - (count - place)), min(end, place + 1)):
+                found[i] = _better(
+                    None if there is False else self._placed(i, row, found[i + 1]),
+                    None if there is True else found[i],
+                )
         return found[0]
 
     def _placed(self, index: int, row: Attribute, rest: _Found | None) -> _Found | None:
