@@ -18,7 +18,15 @@ from pgcdc_assets.postgres.stream.plugin_options import (
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
 
-_STANDBY_SLOTS = "select current_setting('synchronized_standby_slots', true), pg_is_in_recovery()"
+_STANDBY_SLOTS = """
+select coalesce(setting, ''), pg_is_in_recovery(),
+       array(select name
+               from (select trim(both ' "' from name)
+                       from unnest(string_to_array(setting, ',')) name) listed(name)
+              where not exists (select from pg_replication_slots s
+                                 where s.slot_name = name and s.active))
+  from current_setting('synchronized_standby_slots', true) setting
+"""
 
 
 def check_options(conn: Connection, slot: SlotPolicy, stream: StreamPolicy) -> Iterator[Finding]:
@@ -33,7 +41,7 @@ def check_options(conn: Connection, slot: SlotPolicy, stream: StreamPolicy) -> I
         return
     with conn.cursor() as cursor:
         cursor.execute(_STANDBY_SLOTS)
-        ((standby_slots, in_recovery),) = cursor.fetchall()
+        ((standby_slots, in_recovery, absent),) = cursor.fetchall()
     try:
         check_failover(conn.server_version, in_recovery)
     except ConfigurationError as error:
@@ -47,6 +55,14 @@ def check_options(conn: Connection, slot: SlotPolicy, stream: StreamPolicy) -> I
             "not received, and stops after a failover that lost such changes.",
             "alter system set synchronized_standby_slots = 'SLOT OF THE STANDBY'; select "
             "pg_reload_conf()",
+        )
+    elif absent:
+        yield Finding(
+            "failover",
+            "warning",
+            f"synchronized_standby_slots names {', '.join(absent)}, which no standby uses now: the "
+            "server sends nothing of a slot with failover until each standby has the WAL.",
+            "Start the standby, or take its slot out of this setting.",
         )
 
 
