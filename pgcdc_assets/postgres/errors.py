@@ -180,6 +180,13 @@ def reported_failure(server: str, doing: str, code: str, message: str) -> PgcdcE
             reason=f"{server}: {reason} while {doing}. Run it again; if it happens "
             "often, raise the time limits of the connection settings."
         )
+    if code.startswith("53"):
+        # Insufficient resources. A query locks each partition of a table.
+        locks = " A table with many partitions may need a higher max_locks_per_transaction."
+        return TransientError(
+            reason=f"{server}: {reason} while {doing}. Run it again when the server has the "
+            f"resource.{locks if code == '53200' else ''}"
+        )
     if code == "22021":
         # The server's sentence contains bytes: leave it out.
         return ConfigurationError(

@@ -238,6 +238,26 @@ def test_an_object_that_is_dropped_during_a_query_is_a_transient_error(database:
 
 
 @pytest.mark.postgres
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [("53100", "has the resource"), ("53200", "higher max_locks_per_transaction")],
+)
+def test_a_lack_of_resources_is_a_transient_error(
+    database: Database, code: str, remedy: str
+) -> None:
+    """The server reports so many locks that it has no memory left for as 53200."""
+    with (
+        pytest.raises(TransientError, match=f"short of something while .*{remedy}"),
+        query_connection(database.settings(), "sensor") as conn,
+        conn.cursor() as cursor,
+    ):
+        cursor.execute(
+            "do $$ begin raise exception using errcode = "
+            f"'{code}', message = 'short of something'; end $$"
+        )
+
+
+@pytest.mark.postgres
 def test_a_silent_server_is_a_lost_connection_after_the_connect_timeout(
     database: Database, proxy: TcpProxy
 ) -> None:
