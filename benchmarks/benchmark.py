@@ -114,7 +114,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         None,
         True,
     ),
-    "log_entries": Benchmark("log_entries", "logs of 10,000 to 1,000,000 commits", 10, None),
+    "log_entries": Benchmark("log_entries", "logs of 10,000 to 10,000,000 commits", 20, None),
     "large_tables": Benchmark(
         "large_tables", "logs of tables of 1,000 and 10,000 files of a million rows", 1, None
     ),

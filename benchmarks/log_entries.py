@@ -1,13 +1,16 @@
-"""Opening an SCD table with many log entries, of merges at a constant pace over a week.
+"""Opening an SCD table with many log entries, of merges at a constant pace over a week or longer.
 
 The log is simulated: small commits of one file each, which replaces the file before, and one
 checkpoint near the end, as the maintenance and the merges leave it. The checkpoint has the removals
-of the last day. Spark is not needed: states and watermarks are read by delta-rs.
+of the last day. No reader needs the entries before that day: they are links to a few files, because
+ten million files do not fit on most disks. Spark is not needed: states and watermarks are read by
+delta-rs.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -27,14 +30,18 @@ from pgcdc_assets.tables.state import open_table, read_scd_state
 NAME = "shop"
 SIZES = tuple(
     scaled(size, least=10 + number)
-    for number, size in enumerate((10_000, 17_280, 100_000, 200_000, 1_000_000))
+    for number, size in enumerate((10_000, 17_280, 100_000, 200_000, 1_000_000, 10_000_000))
 )
 LIMITED, LIMIT_SECONDS = SIZES[3], 0.05
 REPETITIONS = 5
 # After the last checkpoint, as on average between two.
 _UNCOVERED = 5
-# The maintenance keeps log entries for a week, and removals in checkpoints for a day.
+# The maintenance keeps log entries for a week, and removals in checkpoints for a day. Longer logs
+# are of a table whose owner keeps entries for longer.
 _LOG_DAYS = 7
+_DAY_ENTRIES = scaled(1_000_000 // _LOG_DAYS, least=3)
+# ext4 allows 65,000 links to a file.
+_LINKS = 60_000
 
 
 def run() -> Iterator[Result]:
@@ -70,9 +77,16 @@ def make_table(path: str, entries: int) -> None:
     folder = Path(path) / FOLDER
     first = [json.loads(line) for line in (folder / f"{0:020d}.json").read_text().splitlines()]
     add = next(action["add"] for action in first if "add" in action)
-    now, pause = int(time.time() * 1000), _LOG_DAYS * 86_400_000 / entries
-    begins = entries - entries // _LOG_DAYS
-    for version in range(1, entries):
+    of_a_day = min(entries // _LOG_DAYS, _DAY_ENTRIES)
+    now, pause = int(time.time() * 1000), 86_400_000 / of_a_day
+    begins = entries - of_a_day
+    for version in range(1, begins):
+        if version % _LINKS == 1:
+            source = folder / f"{version:020d}.json"
+            source.write_text(json.dumps({"commitInfo": {"operation": "WRITE"}}))
+        else:
+            os.link(source, folder / f"{version:020d}.json")
+    for version in range(begins, entries):
         if version == begins:
             _move_checkpoint(folder, version - 1)
         at = round(now - (entries - version) * pause)
@@ -82,8 +96,7 @@ def make_table(path: str, entries: int) -> None:
             {"remove": {"path": add["path"], "dataChange": True, "deletionTimestamp": at}},
             {"add": {**add, "path": f"part-{version}.parquet"}},
         ]
-        if version >= begins:
-            add = actions[-1]["add"]
+        add = actions[-1]["add"]
         (folder / f"{version:020d}.json").write_text("\n".join(map(json.dumps, actions)))
         if version == entries - 1 - _UNCOVERED:
             DeltaTable(path).create_checkpoint()
