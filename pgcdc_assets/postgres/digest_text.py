@@ -17,6 +17,10 @@ _TOO_SMALL = Fraction(1, 2**1075)
 
 _PLAIN_TEXT = frozenset({"text", "varchar"})
 
+# The processor sets the sign of NaN as the result of `infinity - infinity`, and Postgres stores it.
+# All NaN are equal, and have one text.
+_BITS = "encode(float8send(case when {0} = 'NaN' then 'NaN' else {0}::float8 end), 'hex')"
+
 
 class Form(enum.Enum):
     """The text form of a value before the digest. Both sides of a comparison use the same form."""
@@ -37,7 +41,7 @@ def text_sql(column: Column, form: Form) -> sql.Composable:
     """
     name: sql.Composable = sql.Identifier(column.name)
     if form is Form.FLOAT:
-        return sql.SQL("encode(float8send({}::float8), 'hex')").format(name)
+        return sql.SQL(_BITS).format(name)
     if column.element_type is None and column.base_type in _PLAIN_TEXT:
         return sql.SQL("{}::text").format(name)
     if form is Form.PRESENCE:
@@ -60,10 +64,9 @@ def text_sql(column: Column, form: Form) -> sql.Composable:
         # Arrays of other dimensions have no Spark type: the tables keep them as text.
         return sql.SQL(
             "case when array_ndims({name}) = 1 and array_lower({name}, 1) = 1 then "
-            "(select '{{' || string_agg(coalesce(encode(float8send(e::float8), 'hex'), 'NULL'), "
-            "',' order by n) || '}}' from unnest({name}) with ordinality u(e, n)) "
-            "else {text} end"
-        ).format(name=name, text=text)
+            "(select '{{' || string_agg(coalesce({bits}, 'NULL'), ',' order by n) || '}}' "
+            "from unnest({name}) with ordinality u(e, n)) else {text} end"
+        ).format(name=name, text=text, bits=sql.SQL(_BITS).format(sql.Identifier("e")))
     return text
 
 
