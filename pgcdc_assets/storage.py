@@ -40,6 +40,31 @@ def is_s3(uri: str) -> bool:
     return scheme_of(uri) in S3_SCHEMES
 
 
+def check_lake_uri(uri: str, setting: str) -> None:
+    """Check that a lake's URI has no credentials: errors, logs and Dagster show it.
+
+    Args:
+        setting: the name of the setting that holds the URI.
+
+    Raises:
+        ConfigurationError: the URI has a password or a query. The error does not contain the URI.
+    """
+    if not scheme_of(uri):
+        return
+    authority = uri.partition("://")[2].partition("/")[0]
+    user, _, host = authority.rpartition("@")
+    port = host.partition(":")[2]
+    # A bucket has no port: a colon is that of a secret key, which may contain a slash.
+    has_password = ":" in user or (":" in host and (is_s3(uri) or not port.isdigit()))
+    if has_password or "?" in uri:
+        raise ConfigurationError(
+            reason=f"{setting} contains credentials or a query, which errors and Dagster would "
+            "show. Write the address only, such as s3://BUCKET/FOLDER or "
+            "abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/FOLDER, and set the credentials as "
+            "environment variables"
+        )
+
+
 @dataclass(frozen=True)
 class Storage:
     """The settings of an S3 store.

@@ -8,7 +8,7 @@ import pytest
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.component_storage import StorageModel
-from pgcdc_assets.storage import ACCESS_KEY, SECRET_KEY, Storage, storage_of
+from pgcdc_assets.storage import ACCESS_KEY, SECRET_KEY, Storage, check_lake_uri, storage_of
 
 AMAZON = {"aws_conditional_put": "etag", "aws_virtual_hosted_style_request": "true"}
 URL = "https://s3.example.com"
@@ -150,3 +150,36 @@ def test_the_settings_of_the_component_arrive_as_texts() -> None:
     expected = Storage(URL, "eu-central-1", False, "LAKE_KEY", "LAKE_SECRET", "LAKE_TOKEN")
     assert storage_of(model.texts()) == expected
     assert storage_of(StorageModel().texts()) == Storage()
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "/lake",
+        "lake?",
+        "s3://bucket",
+        "s3://bucket/a:b@c",
+        "abfss://container@account.dfs.core.windows.net/folder",
+        "gs://bucket/folder",
+        "hdfs://namenode:8020/folder",
+    ],
+)
+def test_the_address_of_a_lake_is_accepted(uri: str) -> None:
+    check_lake_uri(uri, "lake")
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://key:sesame@bucket",
+        "s3://k:s/esame@bucket/x",
+        "s3://k:5/esame@bucket/x",
+        "gs://k:s/esame@bucket/x",
+        "gs://bucket?sesame",
+        "gs://bucket/x?sesame",
+    ],
+)
+def test_the_address_of_a_lake_has_no_credentials(uri: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"^lake contains credentials") as refused:
+        check_lake_uri(uri, "lake")
+    assert "esame" not in str(refused.value)

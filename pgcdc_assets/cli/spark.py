@@ -10,10 +10,11 @@ from pgcdc_assets.cli.spark_prepare import prepare
 from pgcdc_assets.cli.tables import duration
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.project.home import SPARK_VARIABLE, default_lake, state_folder
-from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.lake import ENVIRONMENT_VARIABLE, Lake
 from pgcdc_assets.spark.server import SparkServer
 from pgcdc_assets.spark.server_process import RunningServer
 from pgcdc_assets.spark.settings import CATALOG, HIVE
+from pgcdc_assets.storage import check_lake_uri
 
 
 def run(options: argparse.Namespace) -> int:
@@ -50,7 +51,13 @@ def read_settings(options: argparse.Namespace) -> dict[str, str]:
 
 def _lakes(options: argparse.Namespace) -> list[str]:
     """Return the URIs of the lakes that a server must reach."""
-    return options.lake or [Lake.from_environment(default_lake()).uri]
+    for uri in options.lake or ():
+        check_lake_uri(uri, "--lake")
+    if options.lake:
+        return list(options.lake)
+    uri = Lake.from_environment(default_lake()).uri
+    check_lake_uri(uri, ENVIRONMENT_VARIABLE)
+    return [uri]
 
 
 def _start(server: SparkServer) -> int:

@@ -44,6 +44,7 @@ from pgcdc_assets.policies import (
     WindowPolicy,
 )
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.storage import check_lake_uri
 from pgcdc_assets.table_selection import TableSelection
 
 
@@ -339,6 +340,8 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
         if self.is_sample and _is_replaced(context):
             return dg.Definitions()
         try:
+            if self.lake is not None:
+                check_lake_uri(self.lake, "lake")
             capture = self.capture()
         except ConfigurationError as error:
             raise ConfigurationError(reason=f"{context.path}: {error}") from error

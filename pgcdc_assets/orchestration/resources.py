@@ -18,7 +18,7 @@ from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.project import home
 from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.lake import ENVIRONMENT_VARIABLE, Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.object_store import (
     bucket_options,
@@ -28,7 +28,7 @@ from pgcdc_assets.spark.object_store import (
     store_of,
 )
 from pgcdc_assets.spark.server import SparkServer
-from pgcdc_assets.storage import storage_of
+from pgcdc_assets.storage import check_lake_uri, storage_of
 
 if TYPE_CHECKING:
     from pgcdc_assets.postgres.connection import Connection
@@ -128,6 +128,7 @@ class LakeResource(dg.ConfigurableResource[None]):
             ConfigurationError: the address or a setting of the store is wrong.
         """
         uri = self.uri or Lake.from_environment(home.default_lake()).uri
+        check_lake_uri(uri, "lake" if self.uri else ENVIRONMENT_VARIABLE)
         return Lake(uri, self.storage_options, storage_of(self.storage))
 
     def zone(self, capture: str) -> RawZone:
@@ -168,7 +169,8 @@ class SparkResource(dg.ConfigurableResource[None]):
             lake: the lake that the session reads and writes.
 
         Raises:
-            ConfigurationError: this process has an embedded session and cannot use a server; or
+            ConfigurationError: the address is malformed; or this process has an embedded session
+                and cannot use a server; or
                 the server is on another machine and the lake is a local folder; or the embedded
                 session was started without the jars of the lake's store.
             TransientError: the server does not answer.
@@ -176,7 +178,7 @@ class SparkResource(dg.ConfigurableResource[None]):
         # Import here: definitions must load without dagster-pyspark and Spark.
         from dagster_pyspark import LazyPySparkResource
 
-        from pgcdc_assets.spark.addresses import is_on_this_machine, shown
+        from pgcdc_assets.spark.addresses import check_address, is_on_this_machine, shown
         from pgcdc_assets.spark.jars import MASTER, with_resolved_jars
         from pgcdc_assets.spark.session import (
             check_started_for,
@@ -199,6 +201,7 @@ class SparkResource(dg.ConfigurableResource[None]):
             remote = self._own_server(lake)
         remote = None if remote == home.EMBEDDED_SPARK else remote
         if remote is not None:
+            check_address(remote, "spark_remote" if self.remote else home.SPARK_VARIABLE)
             check_reachable(lake.uri, shown(remote), is_on_this_machine(remote))
         bucket = bucket_options(lake.uri, lake.storage)
         master = self.spark_config.get(MASTER)

@@ -9,7 +9,7 @@ an administrator sets with `alter database ... set`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -98,12 +98,16 @@ class ConnectionSettings:
         try:
             parsed = conninfo_to_dict(self.conninfo)
         except InvalidConninfo:
+            parsed = None
+        # libpq ends a password at its first `@` or `/`, and takes the rest for host and database,
+        # which errors and logs name.
+        if parsed is None or _has_rest_of_password(self.conninfo, parsed):
             raise ConfigurationError(
                 reason=f"The connection string ({self.variable}) is malformed: write it as "
                 "postgresql://USER:PASSWORD@HOST:PORT/DATABASE with special characters "
                 "percent-encoded, or as host=HOST port=PORT dbname=DATABASE user=USER "
                 "password=PASSWORD."
-            ) from None
+            )
         return {key: str(value) for key, value in parsed.items() if value is not None}
 
     @property
@@ -164,6 +168,14 @@ class ConnectionSettings:
         if replication:
             parameters["replication"] = "database"
         return make_conninfo("", **parameters)
+
+
+def _has_rest_of_password(conninfo: str, parsed: Mapping[str, object]) -> bool:
+    """Return whether a URI has an `@` in the host, or an unencoded one in the database's name."""
+    if not conninfo.startswith(("postgresql://", "postgres://")):
+        return False
+    in_name = "@" in str(parsed.get("dbname") or "") and "%40" not in conninfo
+    return in_name or "@" in str(parsed.get("host") or "")
 
 
 @contextlib.contextmanager

@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from urllib.parse import urlsplit
 
 import psutil
 
-from pgcdc_assets.errors import TransientError
+from pgcdc_assets.errors import ConfigurationError, TransientError
 
 DEFAULT_PORT = 15002
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 _LOCAL_SECONDS = 5
+_MAX_PORT = 65535
+_ADDRESS = re.compile(
+    r"sc://(?:[^\s/:;@?#\[\]]+|\[[0-9a-fA-F:.]+\])(?::(?P<port>\d{1,6}))?(?:/(?:;.*)?)?"
+)
 
 
 def shown(remote: str) -> str:
     """Return a server's address without its parameters, which may contain a secret."""
     return remote.partition("/;")[0]
+
+
+def check_address(remote: str, setting: str) -> None:
+    """Check the form of a server's address.
+
+    Args:
+        setting: the name of the setting that holds the address.
+
+    Raises:
+        ConfigurationError: the address has another form. The error does not contain the address,
+            because its parameters may contain a secret.
+    """
+    match = _ADDRESS.fullmatch(remote)
+    if match is None or int(match["port"] or DEFAULT_PORT) > _MAX_PORT:
+        raise ConfigurationError(
+            reason=f"{setting} is not the address of a Spark Connect server: write it as "
+            f"sc://HOST:PORT or sc://HOST:PORT/;NAME=VALUE (default port: {DEFAULT_PORT})"
+        )
 
 
 def is_on_this_machine(remote: str) -> bool:

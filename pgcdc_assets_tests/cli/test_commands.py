@@ -169,6 +169,39 @@ def test_a_malformed_connection_string_is_a_configuration_error(
     assert "secret" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("password", ["a@sesame", "a/sesame", "5/sesame", "a@b/sesame", "a/s@me"])
+def test_no_part_of_an_unencoded_password_is_shown(
+    password: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PGCDC_DSN", f"postgresql://u:{password}@127.0.0.1:1/d")
+    assert main(["check", "--publication", "p"]) == 2
+    error = capsys.readouterr().err
+    assert "percent-encoded" in error
+    assert "sesame" not in error and "s@me" not in error
+
+
+@pytest.mark.parametrize(
+    "uri", ["s3://key:sesame@bucket/x", "abfss://c@a.dfs.core.windows.net/x?sig=sesame"]
+)
+@pytest.mark.parametrize("command", ["spark status", "check"])
+def test_credentials_in_the_uri_of_a_lake_are_refused_and_not_shown(
+    command: str, uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PGCDC_LAKE", uri)
+    assert main(command.split()) == 2
+    printed = capsys.readouterr()
+    assert "PGCDC_LAKE contains credentials" in printed.err
+    assert "sesame" not in printed.err + printed.out
+
+
+def test_an_encoded_at_sign_is_part_of_a_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PGCDC_DSN", "postgresql://u:a%40b%2Fc@127.0.0.1:1/d%40e")
+    assert main(["check", "--publication", "p"]) == 3
+    assert "d@e on 127.0.0.1:1" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["check", "sync", "status", "upkeep", "verify"])
 def test_the_error_names_an_unknown_capture_and_the_known_captures(
     command: str, capsys: pytest.CaptureFixture[str]
