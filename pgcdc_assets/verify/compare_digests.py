@@ -10,27 +10,27 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.digests import Bucket, RowDetail, SourceDigests, open_source_table
-from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.schema_events import kept_partitions
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
-from pgcdc_assets.tables.columns import SOFT_DELETE_COLUMNS
-from pgcdc_assets.tables.source_columns import retained_columns
 from pgcdc_assets.verify.canonical_text import key_indexes, pair_columns
 from pgcdc_assets.verify.comparison_point import Moment
 from pgcdc_assets.verify.differing_keys import find_differing_keys
+from pgcdc_assets.verify.ignored_columns import find_ignored, find_lacking
+from pgcdc_assets.verify.reading_errors import TableReading, comparison_session
 from pgcdc_assets.verify.report import Comparison, ComparisonFailure, Difference, DifferenceKind
 from pgcdc_assets.verify.small_table import local_rows, read_small, row_limit
+from pgcdc_assets.verify.source_calls import SourceCalls
 from pgcdc_assets.verify.table_version import open_merged
 from pgcdc_assets.verify.target import TargetDigests, TargetVersion, read_version, sum_buckets
 from pgcdc_assets.verify.target_at import targets_at
@@ -46,7 +46,8 @@ _SIDE_BY_SIDE = 5
 # Maximum number of differing rows whose columns are compared.
 _EXAMINED_ROWS = 200
 
-# Rows of differing buckets whose digests are read at a time, and in total.
+# Rows of differing buckets whose digests are read at a time, and the number of times after which a
+# difference that was found is enough.
 _ROWS_A_PASS = 500_000
 _PASSES = 8
 
@@ -101,10 +102,8 @@ def compare_tables(
     One query sums up several small tables. An error that `compare_at` would raise is yielded as
     the result of its table, and the other tables are compared.
     """
-    from pgcdc_assets.spark.session import own_sessions
-
     with (
-        own_sessions(spark, 1) as (session,),
+        comparison_session(spark) as session,
         targets_at(session, zone, tables, moment) as versions,
     ):
         known = zone.source_relations(moment.epoch).newest_ids(table.name for table in tables)
@@ -128,13 +127,13 @@ class _Member:
 
     Attributes:
         frame: the rows of the table's version; None after an error.
-        retained: names of the columns that the source has dropped, and the table has kept.
+        ignored: names of the columns that the source has dropped, and of the owner's columns.
         digits: number of hex digits of a bucket's name.
     """
 
     table: CdcTable
     frame: DataFrame | None = None
-    retained: frozenset[str] = frozenset()
+    ignored: frozenset[str] = frozenset()
     digits: int = 1
     is_small: bool = True
     error: PgcdcError | None = None
@@ -157,47 +156,62 @@ class _Run:
         if isinstance(version, PgcdcError):
             return _Member(table, error=version)
         try:
-            log = open_merged(self.zone, version.path, table.qualified_name, version.version)
+            with TableReading(self.zone, table).explained():
+                log = open_merged(self.zone, version.path, table.qualified_name, version.version)
+                ignored = find_ignored(self.zone, table.name, log)
+                small = read_small(log)
+                if small is not None:
+                    frame = local_rows(self.session, small)
+                    return _Member(table, frame, ignored, _digits(small.rows.num_rows))
+                frame = read_version(self.session, version)
+                rows = row_limit(log)
+                digits = _digits(frame.count() if rows is None else rows)
+                return _Member(table, frame, ignored, digits, False)
         except PgcdcError as error:
             return _Member(table, error=error)
-        retained = retained_columns(log.metadata().configuration)
-        small = read_small(log)
-        if small is not None:
-            frame = local_rows(self.session, small)
-            return _Member(table, frame, retained, _digits(small.rows.num_rows))
-        frame = read_version(self.session, version)
-        rows = row_limit(log)
-        digits = _digits(frame.count() if rows is None else rows)
-        return _Member(table, frame, retained, digits, False)
 
     def compare(self, members: Sequence[_Member]) -> Iterator[Comparison | ComparisonFailure]:
         """Compare tables; both servers sum up the buckets at the same time."""
-        with ExitStack() as held, ThreadPoolExecutor(1, "pgcdc-verify") as pool:
-            sides = [self._open_source(held, n, member) for n, member in enumerate(members)]
+        with ExitStack() as held, SourceCalls() as calls:
+            sides = [self._open_source(held, calls, n, m) for n, m in enumerate(members)]
             opened = [side for side in sides if isinstance(side, _TableComparison)]
-            asked = [pool.submit(side.source.buckets, side.digits) for side in opened]
-            sums = sum_buckets(self.session, [(side.target, side.digits) for side in opened])
-            found = iter(zip(asked, sums, strict=True))
+            asked = [calls.submit(partial(side.source.buckets, side.digits)) for side in opened]
+            found = iter(zip(asked, self._sum_targets(opened), strict=True))
             for member, side in zip(members, sides, strict=True):
                 table = member.table
                 try:
                     if isinstance(side, PgcdcError):
                         raise side
                     source, target = next(found)
-                    side.run(source.result(), target)
+                    if isinstance(target, PgcdcError):
+                        raise target
+                    with side.reading.explained():
+                        side.run(source.result(), target)
                 except PgcdcError as error:
                     yield ComparisonFailure(table.schema, table.table, error)
                 else:
                     yield side.report(table, self.moment)
 
+    def _sum_targets(
+        self, sides: Sequence[_TableComparison]
+    ) -> list[dict[str, Bucket] | PgcdcError]:
+        """Sum up the buckets of all tables in one query; after an error, those of each alone."""
+        try:
+            return [*sum_buckets(self.session, [(side.target, side.digits) for side in sides])]
+        except Exception as error:
+            if len(sides) == 1:
+                return [sides[0].reading.explain(error)]
+        return [sums for side in sides for sums in self._sum_targets([side])]
+
     def _open_source(
-        self, held: ExitStack, number: int, member: _Member
+        self, held: ExitStack, calls: SourceCalls, number: int, member: _Member
     ) -> _TableComparison | PgcdcError:
         """Open the source of a table until the stack is closed."""
         if member.frame is None:
             assert member.error is not None
             return member.error
         table, frame = member.table, member.frame
+        reading = TableReading(self.zone, table)
         try:
             source = held.enter_context(
                 open_source_table(
@@ -208,19 +222,25 @@ class _Run:
                     self.relation_ids.get(table.name),
                 )
             )
-            types = {name: kind for name, kind in frame.dtypes if name not in member.retained}
-            columns = pair_columns(source.relation, types)
+            calls.add(source)
+            with reading.explained():
+                types = {name: kind for name, kind in frame.dtypes if name not in member.ignored}
+                columns = pair_columns(source.relation, types)
+                key = key_indexes(columns, table.key or source.relation.row_key)
+                kept_end = self._find_kept_end(table)
+                target = TargetDigests(self.session, frame, columns, key, number, kept_end)
         except PgcdcError as error:
             return error
-        key = key_indexes(columns, table.key or source.relation.row_key)
         return _TableComparison(
             source.digests([column.source for column in columns], key),
-            TargetDigests(self.session, frame, columns, key, number, self._find_kept_end(table)),
+            target,
             tuple(column.name for column in columns),
             tuple(columns[i].name for i in key),
-            tuple(_lacking(source.relation, types)),
+            tuple(find_lacking(source.relation, types)),
             member.digits,
             self.named_rows,
+            reading,
+            calls,
         )
 
     def _find_kept_end(self, table: CdcTable) -> Lsn | None:
@@ -231,15 +251,6 @@ class _Run:
         merged = [s for s in self.zone.snapshots.complete_snapshots() if s.position <= moment]
         kept = kept_partitions(self.zone.schema_events.read(), merged, [table.name])
         return max((event.lsn for event in kept.get(table.name, ())), default=None)
-
-
-def _lacking(relation: Relation, target: Iterable[str]) -> list[str]:
-    """Return the names of the columns that only source or target has."""
-    source = [column.name for column in relation.columns]
-    ours = {name for name, _, _ in SOFT_DELETE_COLUMNS}
-    return [name for name in source if name not in target] + [
-        name for name in target if name not in source and name not in ours
-    ]
 
 
 def _digits(rows: int) -> int:
@@ -261,6 +272,8 @@ class _TableComparison:
     lacking: tuple[str, ...]
     digits: int
     limit: int
+    reading: TableReading
+    calls: SourceCalls
     source_rows: int = 0
     target_rows: int = 0
     is_counted: bool = True
@@ -282,10 +295,14 @@ class _TableComparison:
             name: source.get(name, _EMPTY).row_count + target.get(name, _EMPTY).row_count
             for name in differing
         }
-        groups = list(itertools.islice(_grouped(sizes), _PASSES))
-        for group in groups:
+        examined = 0
+        for passes, group in enumerate(_grouped(sizes)):
+            # Kept rows of detached partitions are no difference, and must not hide one.
+            if passes >= _PASSES and self._has_difference():
+                break
             self._look_into(group)
-        self.is_counted = sum(map(len, groups)) == len(differing)
+            examined += len(group)
+        self.is_counted = examined == len(differing)
         self._examine()
 
     def report(self, table: CdcTable, moment: Moment) -> Comparison:
@@ -306,8 +323,12 @@ class _TableComparison:
             is_counted=self.is_counted,
         )
 
+    def _has_difference(self) -> bool:
+        return any(count for kind, count in self.counts.items() if kind is not DifferenceKind.KEPT)
+
     def _look_into(self, buckets: Sequence[str]) -> None:
-        found = find_differing_keys(self.source.rows(buckets), self.target.rows(buckets))
+        source = self.calls.iterate(self.source.rows(buckets))
+        found = find_differing_keys(source, self.target.rows(buckets))
         for kind, key_digest in found:
             self.counts[kind] += 1
             if kind is DifferenceKind.KEPT:
@@ -319,7 +340,7 @@ class _TableComparison:
     def _examine(self) -> None:
         """Read keys and columns of some of the differing rows."""
         wanted = sorted({digest for digests in self._examined.values() for digest in digests})
-        source = _by_key(self.source.details(wanted))
+        source = _by_key(self.calls.iterate(self.source.details(wanted)))
         target = _by_key(self.target.details(wanted))
         differences = {
             kind: list(self._differences(kind, source, target)) for kind in DifferenceKind

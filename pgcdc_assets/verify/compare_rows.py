@@ -29,8 +29,8 @@ from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName, quoted
 from pgcdc_assets.tables.columns import DELETED, RESCUED
-from pgcdc_assets.tables.source_columns import retained_columns
 from pgcdc_assets.tables.state import table_path
+from pgcdc_assets.verify.ignored_columns import find_ignored
 from pgcdc_assets.verify.report import Comparison
 from pgcdc_assets.verify.table_version import open_merged
 from pgcdc_assets.verify.values import Reader, Unreadable, comparable, reader_for
@@ -64,7 +64,7 @@ def compare_table(
     target = open_merged(zone, path, str(TableName(schema, table)))
     name = TableName(schema, table)
     with _snapshot(settings, zone, publication, name) as (published, snapshot_name):
-        side = _Sides(published.relation, target, key)
+        side = _Sides(published.relation, target, key, find_ignored(zone, name, target))
         entries = side.read_target_rows()
         target_rows = sum(map(len, entries.values()))
         source_rows, missing = 0, 0
@@ -111,13 +111,18 @@ def key_columns(relation: Relation, key: Sequence[str] | None) -> tuple[str, ...
 class _Sides:
     """Reads rows of both sides into digests. Equal values have equal digests."""
 
-    def __init__(self, relation: Relation, target: DeltaTable, key: Sequence[str] | None) -> None:
+    def __init__(
+        self,
+        relation: Relation,
+        target: DeltaTable,
+        key: Sequence[str] | None,
+        ignored: frozenset[str],
+    ) -> None:
         self.target = target
         arrow = pa.schema(target.schema().to_arrow())
         names = [column.name for column in relation.columns]
         common = [name for name in names if name in arrow.names]
-        kept = {name for name in arrow.names if not name.startswith("_")}
-        kept -= retained_columns(target.metadata().configuration)
+        kept = {name for name in arrow.names if not name.startswith("_")} - ignored
         self.unknown_columns = [name for name in names if name not in arrow.names]
         self.unknown_columns += sorted(kept - set(names))
         self.columns = common

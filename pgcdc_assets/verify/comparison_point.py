@@ -15,9 +15,12 @@ from dataclasses import dataclass
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.postgres.connection import ConnectionSettings
+from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.copy import hold_snapshot
 from pgcdc_assets.postgres.slot_creation import create_slot
+from pgcdc_assets.postgres.slots import read_server_identity
+from pgcdc_assets.postgres.timelines import check_timeline, server_timeline
+from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
 
 _POLL_SECONDS = 0.5
@@ -49,6 +52,7 @@ def source_moment(settings: ConnectionSettings, zone: RawZone, slot: str) -> Ite
 
     Raises:
         ConfigurationError: nothing is captured yet, or the server has no free slot.
+        RawZoneError: the lake was filled from another source, or from WAL that the server lacks.
         TransientError: an open transaction did not end within `settings.lock_timeout_ms`.
     """
     epoch = zone.epochs.latest()
@@ -57,11 +61,28 @@ def source_moment(settings: ConnectionSettings, zone: RawZone, slot: str) -> Ite
             reason=f"Nothing is captured for {zone.name} yet, so there is nothing to compare. Run "
             "`pgcdc sync`."
         )
+    _check_source(settings, zone, slot, epoch)
     marker = f"{slot[:43]}_verify_{uuid.uuid4().hex[:8]}"
     with contextlib.ExitStack() as stack:
         with create_slot(settings, marker, temporary=True) as made:
             name = stack.enter_context(hold_snapshot(settings, made.snapshot_name))
         yield Moment(epoch.epoch, made.consistent_point, name)
+
+
+def _check_source(settings: ConnectionSettings, zone: RawZone, slot: str, epoch: Epoch) -> None:
+    """Check that the LSNs of the server are those of the lake, as a capture does.
+
+    Raises:
+        RawZoneError: the lake was filled from another source, or from WAL that the server lacks.
+    """
+    with query_connection(settings, "verify") as conn:
+        server = read_server_identity(conn)
+    zone.epochs.check_source(
+        slot=slot, database=server.database, system_identifier=server.system_identifier
+    )
+    through, timeline = zone.captured_on(epoch)
+    with server_timeline(settings) as found:
+        check_timeline(zone.changes.table.uri, timeline, through, found)
 
 
 def wait_captured(zone: RawZone, moment: Moment, limit_seconds: float) -> None:

@@ -20,6 +20,7 @@ from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import comparable_sql, identifier, string
 from pgcdc_assets.tables.columns import DELETED, IS_CURRENT, SCD2_COLUMNS
 from pgcdc_assets.tables.state import table_path
+from pgcdc_assets.verify.ignored_columns import find_owned_names
 from pgcdc_assets.verify.merge_key import MergeKey
 from pgcdc_assets.verify.table_version import (
     TableVersion,
@@ -38,10 +39,15 @@ _IMAGE_VIEW = "pgcdc_image"
 
 @dataclass(frozen=True)
 class Pair:
-    """Both tables of one source table at the same watermark."""
+    """Both tables of one source table at the same watermark.
+
+    Attributes:
+        owned: columns that the owner has added to the history.
+    """
 
     image: TableVersion
     history: TableVersion
+    owned: frozenset[str] = frozenset()
 
 
 def find_pair(
@@ -66,8 +72,10 @@ def find_pair(
         return "there is no SCD1 table"
     if image.key != history.key:
         return "the two tables have different keys"
+    log = open_merged(zone, history.path, name, history.version)
+    owned = find_owned_names(zone, table.name, log)
     if image.watermark == history.watermark:
-        return Pair(image, history)
+        return Pair(image, history, owned)
     progress = f"SCD1 is merged through {_text(image)}, this table through {_text(history)}"
     if not goes_back or image.watermark is None or history.watermark is None:
         return progress
@@ -79,7 +87,7 @@ def find_pair(
     earlier = read_table_version(zone, ahead.path, name, epochs, found.version)
     if earlier.watermark != (epoch, lsn) or earlier.key != history.key:
         return progress
-    return Pair(earlier, history) if ahead is image else Pair(image, earlier)
+    return Pair(earlier, history, owned) if ahead is image else Pair(image, earlier, owned)
 
 
 def _text(pinned: TableVersion) -> str:
@@ -110,7 +118,7 @@ class PairComparison:
             history = history.where(f"_valid_from_lsn >= {int(since)}")
             image = image.where(f"_lsn >= {int(since)}")
         key = MergeKey(self.pair.history.key, dict(history.dtypes))
-        columns = [*key.expressions(), f"{_content(history, image)} AS content"]
+        columns = [*key.expressions(), f"{self._content(history, image)} AS content"]
         history.selectExpr(*columns).createOrReplaceTempView(_CURRENT_VIEW)
         image.selectExpr(*columns).createOrReplaceTempView(_IMAGE_VIEW)
         (row,) = self.session.sql(
@@ -140,16 +148,17 @@ class PairComparison:
         """Return whether SCD1 keeps deleted rows. Both tables have a source column of that name."""
         return DELETED in self.pair.image.columns and DELETED not in self.pair.history.columns
 
-
-def _content(history: DataFrame, image: DataFrame) -> str:
-    """Write the SQL of the compared columns: source columns with the same type in both tables."""
-    types = dict(image.dtypes)
-    ours = {name for name, _, _ in SCD2_COLUMNS}
-    columns = {
-        name: kind for name, kind in history.dtypes if name not in ours and types.get(name) == kind
-    }
-    parts = [comparable_sql(identifier(name), kind.upper()) for name, kind in columns.items()]
-    # Spark cannot compare maps, and the order of their entries has no meaning.
-    listed = ", ".join(map(string, columns))
-    parts.append(f"array_sort(filter(map_entries(_rescued), entry -> entry.key IN ({listed})))")
-    return f"struct({', '.join(f'{part} AS compared_{n}' for n, part in enumerate(parts))})"
+    def _content(self, history: DataFrame, image: DataFrame) -> str:
+        """Write the SQL of the compared columns: the source's with the same type in both tables."""
+        types = dict(image.dtypes)
+        ours = {name for name, _, _ in SCD2_COLUMNS} | self.pair.owned
+        columns = {
+            name: kind
+            for name, kind in history.dtypes
+            if name not in ours and types.get(name) == kind
+        }
+        parts = [comparable_sql(identifier(name), kind.upper()) for name, kind in columns.items()]
+        # Spark cannot compare maps, and the order of their entries has no meaning.
+        listed = ", ".join(map(string, columns))
+        parts.append(f"array_sort(filter(map_entries(_rescued), entry -> entry.key IN ({listed})))")
+        return f"struct({', '.join(f'{part} AS compared_{n}' for n, part in enumerate(parts))})"

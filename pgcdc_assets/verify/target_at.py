@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from pgcdc_assets.errors import DefiniteError, PgcdcError, TransientError
+from pgcdc_assets.errors import DefiniteError, PgcdcError, TableDamaged, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.merge import MergeFailure
 from pgcdc_assets.raw.scan import scan_changes
@@ -29,6 +29,7 @@ from pgcdc_assets.tables.fence import read_watermarks
 from pgcdc_assets.tables.schema_gate import read_gate, schema_change_error
 from pgcdc_assets.tables.state import advance_watermark, table_path
 from pgcdc_assets.verify.comparison_point import Moment
+from pgcdc_assets.verify.reading_errors import TableReading
 from pgcdc_assets.verify.small_table import copy_small
 from pgcdc_assets.verify.table_version import open_merged
 from pgcdc_assets.verify.target import TargetVersion
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 _SCD = 1
 
-# Number of versions to examine, newest first, before the table is built from the raw zone.
+# Number of versions to examine, newest first.
 _VERSIONS = 200
 
 
@@ -56,7 +57,8 @@ def targets_at(
         found: list[TargetVersion | PgcdcError | None] = []
         for table in tables:
             try:
-                found.append(_find_or_stage(spark, zone, table, moment, root))
+                with TableReading(zone, table).explained():
+                    found.append(_find_or_stage(spark, zone, table, moment, root))
             except PgcdcError as error:
                 found.append(error)
         unfolded = [t for t, version in zip(tables, found, strict=True) if version is None]
@@ -76,6 +78,8 @@ def _find_or_stage(
         ConfigurationError: the table was never merged.
         SchemaChangeError: a schema change before the moment needs a snapshot, which is not taken
             or is later.
+        TableDamaged: the log has lost the watermark of the table.
+        TransientError: the versions of the table at the moment are not kept.
     """
     gate = read_gate(zone, table, _SCD, Position(moment.epoch, moment.lsn))
     if gate is not None and gate.hold < (moment.epoch, moment.lsn):
@@ -84,6 +88,9 @@ def _find_or_stage(
     log = open_merged(zone, path, table.qualified_name)
     found = version_through(zone, log, path, moment.epoch, moment.lsn)
     if found is None:
+        # A table without a watermark of the epoch begins with a snapshot. Any other table must not
+        # be built from the raw zone: the comparison would not read its rows.
+        _check_not_merged(zone, table, path, moment)
         return None
     if _is_unchanged(zone, table, moment, found.watermark):
         return TargetVersion(path, found.version)
@@ -108,11 +115,18 @@ class MergedVersion(NamedTuple):
 def version_through(
     zone: RawZone, table: DeltaTable, path: str, epoch: int, lsn: Lsn
 ) -> MergedVersion | None:
-    """Find the newest version with a watermark at or below the LSN; None without such a version."""
+    """Find the newest version with a watermark at or below the LSN; None without such a version.
+
+    Raises:
+        TableDamaged: the log has lost the watermark of the table.
+    """
+    newest = table.version()
     for _ in range(_VERSIONS):
         try:
             watermark = read_watermarks(zone, table, path, [epoch]).get(epoch)
         except DefiniteError:
+            if table.version() == newest:
+                raise
             # The log's older entries are cleaned away.
             return None
         if watermark is not None and watermark <= lsn:
@@ -125,6 +139,17 @@ def version_through(
             # The log's older entries are cleaned away.
             return None
     return None
+
+
+def _check_not_merged(zone: RawZone, table: CdcTable, path: str, moment: Moment) -> None:
+    log = open_merged(zone, path, table.qualified_name)
+    watermark = read_watermarks(zone, log, path, [moment.epoch]).get(moment.epoch)
+    if watermark is not None:
+        raise TransientError(
+            reason=f"Table {table.qualified_name} was not compared: it is merged through "
+            f"{watermark}, and its log has no version from before {moment.lsn}, at which the "
+            "source was read. Run it again."
+        )
 
 
 def _is_unchanged(zone: RawZone, table: CdcTable, moment: Moment, watermark: Lsn) -> bool:
@@ -151,11 +176,12 @@ def _fold(
 
     targets = [replace(table, scd=(_SCD,)) for table in tables]
     through = LsnWindow.of(moment.epoch, 0, moment.lsn)
+    by_name = {table.name: table for table in targets}
     found: dict[TableName, TargetVersion | PgcdcError] = {}
     for report in merge_tables(spark, zone, targets, through, root=root):
         name = report.name
         if isinstance(report, MergeFailure):
-            found[name] = report.error
+            found[name] = _error_of_fold(TableReading(zone, by_name[name]), report.error)
         elif report.watermark_after != moment.lsn:
             found[name] = TransientError(
                 reason=f"Table {name} was not folded through {moment.lsn}, but "
@@ -164,3 +190,13 @@ def _fold(
         else:
             found[name] = TargetVersion(report.path)
     return found
+
+
+def _error_of_fold(reading: TableReading, error: PgcdcError) -> PgcdcError:
+    """Return the error of a fold, whose copy shares the files of the live table."""
+    cause = error.__cause__
+    if isinstance(error, TransientError) and isinstance(cause, Exception):
+        explained = reading.explain(cause)
+        if isinstance(explained, TableDamaged):
+            return explained
+    return error
