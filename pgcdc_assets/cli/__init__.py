@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import io
 import signal
 import sys
 import traceback
@@ -18,7 +19,7 @@ from types import FrameType
 
 from pgcdc_assets.cli.arguments import build_parser
 from pgcdc_assets.cli.library_log import LibraryLog
-from pgcdc_assets.cli.output import complain, open_log
+from pgcdc_assets.cli.output import complain, discard, open_log
 from pgcdc_assets.errors import PgcdcError
 
 INTERRUPTED = 130
@@ -33,6 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     is_own_process = arguments is None
     if is_own_process:
         gc.set_threshold(_ALLOCATIONS_BEFORE_COLLECTION, *gc.get_threshold()[1:])
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # A name of a table may have characters that the encoding of the terminal lacks.
+            sys.stdout.reconfigure(errors="backslashreplace")
     parser = build_parser()
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, _interrupt)
@@ -61,10 +65,19 @@ def _run(options: argparse.Namespace, log: LibraryLog | None) -> int:
     except KeyboardInterrupt:
         return _fail("Interrupted.", INTERRUPTED, None, debug=False)
     except BrokenPipeError:
+        discard(sys.stdout)
         return INTERRUPTED
+    except OSError as error:
+        if error.filename is None or error.strerror is None:
+            return _fail_unexpectedly(error, log, debug=options.debug)
+        return _fail(f"{error.filename}: {error.strerror}", 1, log, debug=options.debug)
     except Exception as error:
-        sentence = f"Unexpected {type(error).__name__}: run again with --debug for a stack trace."
-        return _fail(sentence, 1, log, debug=options.debug)
+        return _fail_unexpectedly(error, log, debug=options.debug)
+
+
+def _fail_unexpectedly(error: Exception, log: LibraryLog | None, *, debug: bool) -> int:
+    sentence = f"Unexpected {type(error).__name__}: run again with --debug for a stack trace."
+    return _fail(sentence, 1, log, debug=debug)
 
 
 def _fail(sentence: str, status: int, log: LibraryLog | None, *, debug: bool) -> int:

@@ -7,6 +7,7 @@ written to copies of the original descriptors.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 import threading
@@ -52,7 +53,9 @@ class LibraryLog:
     def settle(self) -> None:
         """Delete the file if it is empty, else limit its size."""
         if self.has_content():
-            trim(self.path, FILE_BYTES)
+            # The file may be deleted by now, such as by a cleaner of temporary files.
+            with suppress(OSError):
+                trim(self.path, FILE_BYTES)
             return
         self.path.unlink(missing_ok=True)
         for folder in (self.path.parent, self.path.parent.parent):
@@ -100,7 +103,7 @@ class LibraryLog:
 def open_library_log(folder: Path, command: str) -> LibraryLog:
     """Send the output of libraries and child processes to a new file in a folder.
 
-    Old files of the folder are deleted.
+    Old files of the folder are deleted, except those of processes that run.
 
     Raises:
         OSError: the folder is not writable.
@@ -109,11 +112,27 @@ def open_library_log(folder: Path, command: str) -> LibraryLog:
     name = f"{time.strftime('%Y%m%dT%H%M%S')}-{command}-{os.getpid()}.log"
     path = folder / name
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with suppress(OSError):
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     for old in sorted(folder.glob("*.log"))[:-FILES_KEPT]:
-        old.unlink(missing_ok=True)
+        if not _is_in_use(old):
+            old.unlink(missing_ok=True)
     log = LibraryLog(path, fd)
     log._redirect()
     return log
+
+
+def _is_in_use(path: Path) -> bool:
+    """Return whether a process writes to a log file. The lock ends with the process."""
+    try:
+        with path.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        # The file system has no locks, or another process has deleted the file.
+        return False
+    return False
 
 
 @contextmanager

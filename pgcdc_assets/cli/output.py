@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 from pgcdc_assets.cli.library_log import LibraryLog, open_library_log, terminal
 from pgcdc_assets.orchestration.project.home import state_folder
@@ -15,12 +17,29 @@ from pgcdc_assets.orchestration.project.home import state_folder
 
 def say(line: str) -> None:
     """Print a line of progress with the time, on another stream than the result."""
-    print(f"{time.strftime('%H:%M:%S')} {line}", file=terminal(), flush=True)
+    _print(f"{time.strftime('%H:%M:%S')} {line}")
 
 
 def complain(sentence: str) -> None:
     """Print an error."""
-    print(f"pgcdc: {sentence}", file=terminal(), flush=True)
+    _print(f"pgcdc: {sentence}")
+
+
+def _print(line: str) -> None:
+    try:
+        print(line, file=terminal(), flush=True)
+    except BrokenPipeError:
+        # The work does not end with the reader of its progress.
+        discard(terminal())
+
+
+def discard(stream: TextIO) -> None:
+    """Send further output of a stream nowhere, after the reader of its pipe has ended.
+
+    Otherwise Python fails at its exit, when it writes the rest, with an exit status of its own.
+    """
+    with open(os.devnull, "w") as nowhere, suppress(OSError, ValueError):
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def quiet_dagster(*, debug: bool) -> None:

@@ -13,6 +13,23 @@ from rich.text import Text
 
 from pgcdc_assets.activity import Activity, watched_by
 from pgcdc_assets.cli.library_log import terminal
+from pgcdc_assets.cli.output import discard
+
+
+class _Console(Console):
+    """A console whose reader may go away: the work continues without output.
+
+    Rich would end the process, inside of the work that announces an activity.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(file=stream, highlight=False, soft_wrap=True)
+        self._stream = stream
+
+    def on_broken_pipe(self) -> None:
+        """Send further output nowhere."""
+        self.quiet = True
+        discard(self._stream)
 
 
 class ProgressDisplay:
@@ -24,7 +41,7 @@ class ProgressDisplay:
     """
 
     def __init__(self, stream: TextIO, every_seconds: float = 10.0) -> None:
-        self._console = Console(file=stream, highlight=False, soft_wrap=True)
+        self._console = _Console(stream)
         self._every_seconds = every_seconds
         self._present: list[Activity] = []
         self._lock = threading.Lock()

@@ -63,6 +63,32 @@ def test_only_the_newest_files_are_kept(tmp_path: Path) -> None:
     assert not (tmp_path / "20200101T000000-sync-1.log").exists()
 
 
+def test_many_later_commands_keep_the_file_of_a_running_command(tmp_path: Path) -> None:
+    with library_log(tmp_path, "long") as log:
+        os.write(2, b"noise")
+        for number in range(FILES_KEPT + 5):
+            (tmp_path / f"29990101T0000{number:02}-status-1.log").touch()
+        subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                "import sys\nfrom pathlib import Path\n"
+                "from pgcdc_assets.cli.library_log import open_library_log\n"
+                "open_library_log(Path(sys.argv[1]), 'short')",
+                str(tmp_path),
+            ],
+            check=True,
+        )
+        assert log.path.read_text() == "noise"
+    assert len(list(tmp_path.iterdir())) < FILES_KEPT + 5
+
+
+def test_a_command_whose_log_was_deleted_ends_without_an_error(tmp_path: Path) -> None:
+    with library_log(tmp_path, "long") as log:
+        os.write(2, b"noise")
+        log.path.unlink()
+
+
 def test_a_long_file_keeps_its_beginning_and_its_end_and_writers_continue(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with path.open("ab", buffering=0) as writer:

@@ -32,6 +32,21 @@ def test_without_a_terminal_each_activity_is_a_line_and_long_activities_have_sev
     assert "\x1b" not in stream.getvalue()
 
 
+def test_the_work_continues_after_the_reader_of_a_pipe_has_ended() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    before = os.stat("/dev/stdout")
+    with open(writer, "w") as stream:
+        with ProgressDisplay(stream, every_seconds=0.01).shown() as display:
+            display.say("t_snapshot: public.a")
+            with activity("snapshot of public.a", "rows") as work:
+                time.sleep(0.1)
+                work.count = 1
+            display.say("done")
+    assert work.is_done
+    assert os.path.samestat(before, os.stat("/dev/stdout"))
+
+
 def test_a_terminal_has_one_line_that_is_updated() -> None:
     reader, writer = pty.openpty()
     shown = b""
