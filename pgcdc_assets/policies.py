@@ -104,7 +104,7 @@ class WindowPolicy:
             "max_retry_seconds",
             "run_seconds",
         ):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:
                 raise ConfigurationError(reason=f"windows.{name} must not be negative")
 
     def backoff(self, failures: int) -> float:
@@ -181,10 +181,17 @@ class StreamPolicy:
             "resume_pause_seconds",
             "report_seconds",
         ):
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:
                 raise ConfigurationError(reason=f"stream.{name} must be above zero")
-        if self.resume_seconds < 0:
-            raise ConfigurationError(reason="stream.resume_seconds must not be negative")
+        if self.total_seconds is not None and not self.total_seconds > 0:
+            raise ConfigurationError(
+                reason="stream.total_seconds must be above zero; omit the setting for no limit"
+            )
+        for name in ("slot_wait_seconds", "resume_seconds"):
+            if not getattr(self, name) >= 0:
+                raise ConfigurationError(reason=f"stream.{name} must not be negative")
+        if self.malformed_folder is not None and not self.malformed_folder.strip():
+            raise ConfigurationError(reason="stream.malformed_folder must name a folder")
 
 
 @dataclass(frozen=True)

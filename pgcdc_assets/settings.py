@@ -39,6 +39,26 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 
 
+def check_capture_name(name: str) -> None:
+    """Raise a ConfigurationError for a text that cannot name a capture."""
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            reason=f"{name!r} cannot name a capture: use 1 to 40 lower-case letters, digits and "
+            "underscores, and begin with a letter",
+            setting="name",
+        )
+
+
+def check_slot_name(slot: str) -> None:
+    """Raise a ConfigurationError for a text that cannot name a slot."""
+    if not _SLOT.fullmatch(slot):
+        raise ConfigurationError(
+            reason=f"{slot!r} cannot name a slot: use 1 to 63 lower-case letters, digits and "
+            "underscores",
+            setting="slot",
+        )
+
+
 @dataclass(frozen=True)
 class CdcTable:
     """The settings of one table of the publication.
@@ -240,22 +260,13 @@ class CdcCapture:
     own_settings: tuple[CdcTable, ...] | None = None
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            raise ConfigurationError(
-                reason=f"{self.name!r} cannot name a capture: use 1 to 40 lower-case letters, "
-                "digits and underscores, and begin with a letter",
-                setting="name",
-            )
-        if self.slot and not _SLOT.fullmatch(self.slot):
-            raise ConfigurationError(
-                reason=f"{self.slot!r} cannot name a slot: use 1 to 63 lower-case letters, digits "
-                "and underscores",
-                setting="slot",
-            )
+        check_capture_name(self.name)
+        if self.slot:
+            check_slot_name(self.slot)
         if self.merge_parallelism < 1:
             raise ConfigurationError(reason="merge_parallelism must be 1 or more")
         for name in ("verify_wait_seconds", "catalog_poll_seconds"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:
                 raise ConfigurationError(reason=f"{name} must not be negative")
         check_policies(self, f"Capture {self.name}")
         if not self.publication:

@@ -237,7 +237,7 @@ def _module_option(parser: argparse.ArgumentParser) -> None:
 def _wait_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--wait-seconds",
-        type=float,
+        type=_wait,
         default=600.0,
         metavar="S",
         help="how long to wait for other runs that hold slot or tables (default: %(default)g)",
@@ -245,10 +245,24 @@ def _wait_option(parser: argparse.ArgumentParser) -> None:
 
 
 def _interval(text: str) -> float:
-    seconds = float(text)
+    seconds = _number(text)
     if not 0 < seconds < float("inf"):
         raise argparse.ArgumentTypeError("the interval must be above zero")
     return seconds
+
+
+def _wait(text: str) -> float:
+    seconds = _number(text)
+    if not seconds >= 0:
+        raise argparse.ArgumentTypeError("the time must not be negative")
+    return seconds
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
 
 
 def _deferred(name: str) -> Callable[[argparse.Namespace], int]:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.capture.slot_owner import SYNC_REMEDY, check_owner, check_restore, read_row
-from pgcdc_assets.errors import ConfigurationError, DefiniteError, MergeConflict, TransientError
+from pgcdc_assets.cli.output import complain
+from pgcdc_assets.errors import (
+    ConfigurationError,
+    DefiniteError,
+    MergeConflict,
+    PgcdcError,
+    TransientError,
+)
 from pgcdc_assets.orchestration.checks.source_tables import find_declared_moves, read_relation_ids
 from pgcdc_assets.orchestration.project import home
 from pgcdc_assets.orchestration.resources import PostgresResource
@@ -28,7 +36,7 @@ from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.table_list import ListedState
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.settings import CdcCapture, CdcTable, check_slot_name
 from pgcdc_assets.spark.catalog import check_catalog
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.columns import check_names, system_columns_of
@@ -38,36 +46,59 @@ if TYPE_CHECKING:
     from pgcdc_assets.orchestration.project.defs_tables import DefsTables
     from pgcdc_assets.postgres.connection import Connection
 
+# Characters that a slot's name cannot have.
+_WITHOUT_SLOT = re.compile("[^a-z0-9_]")
+
 _MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 
 
 def run(options: argparse.Namespace) -> int:
     """Check the named publication, or the publications of all declared captures.
 
+    An error of a capture does not stop the next capture. The highest exit status is returned.
+
     Raises:
-        ConfigurationError: a finding is an error.
+        ConfigurationError: a finding is an error, and there is one capture.
     """
     if options.publication is not None:
         name = options.name or ""
         settings = ConnectionSettings(home.conninfo(), name=name)
-        slot = options.slot or f"pgcdc_{name or options.publication}"
+        slot = options.slot or f"pgcdc_{name or _WITHOUT_SLOT.sub('_', options.publication)}"
+        check_slot_name(slot)
         report(settings, options.publication, run_preflight(settings, options.publication, slot))
         return 0
+    if options.slot is not None:
+        raise ConfigurationError(
+            reason="--slot belongs to --publication. A declared capture has its own slot: the "
+            "setting `slot`."
+        )
     from pgcdc_assets.orchestration.project.code_location import load_location
     from pgcdc_assets.orchestration.project.defs_tables import find_defs_tables
 
-    for loaded in load_location(options.module).select(options.name):
+    captures = load_location(options.module).select(options.name)
+    failures: list[PgcdcError] = []
+    for loaded in captures:
         declared = find_defs_tables(home.defs_folders(), loaded.capture.name)
-        settings = loaded.postgres.settings()
-        zone = loaded.lake.zone(loaded.capture.name)
-        findings = check_capture(settings, loaded.capture, zone)
-        for error in find_declared_moves(settings, zone, loaded.capture, "check"):
-            findings.append(Finding("moved", "error", str(error), table=error.relation))
-        findings += check_snapshot_source(loaded.postgres, loaded.capture.snapshot)
-        findings += check_session_catalog(loaded)
-        report(settings, loaded.capture.publication, _with_places(findings, declared))
-        loaded.lake.lake().check_writable()
-    return 0
+        try:
+            _check_loaded(loaded, declared)
+        except PgcdcError as error:
+            if len(captures) == 1:
+                raise
+            complain(f"{loaded.capture.name}: {error}")
+            failures.append(error)
+    return max((error.exit_status for error in failures), default=0)
+
+
+def _check_loaded(loaded: LoadedCapture, declared: DefsTables | None) -> None:
+    settings = loaded.postgres.settings()
+    zone = loaded.lake.zone(loaded.capture.name)
+    findings = check_capture(settings, loaded.capture, zone)
+    for error in find_declared_moves(settings, zone, loaded.capture, "check"):
+        findings.append(Finding("moved", "error", str(error), table=error.relation))
+    findings += check_snapshot_source(loaded.postgres, loaded.capture.snapshot)
+    findings += check_session_catalog(loaded)
+    report(settings, loaded.capture.publication, _with_places(findings, declared))
+    loaded.lake.lake().check_writable()
 
 
 def check_capture(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from pgcdc_assets.cli.check import check_columns, report
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.project import home
 from pgcdc_assets.orchestration.project.defs_file import check_defs_folders
-from pgcdc_assets.orchestration.project.defs_tables import DefsTables, component_yaml
+from pgcdc_assets.orchestration.project.defs_tables import DefsTables, component_yaml, replace_text
 from pgcdc_assets.policies import SlotPolicy, StreamPolicy
 from pgcdc_assets.postgres.catalog import published_relations
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
@@ -19,7 +20,12 @@ from pgcdc_assets.postgres.preflight.finding import Finding, Severity, raise_err
 from pgcdc_assets.postgres.preflight.options import check_options
 from pgcdc_assets.postgres.preflight.run import run_preflight
 from pgcdc_assets.protocol.relation import Relation
-from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.settings import (
+    CdcCapture,
+    CdcTable,
+    check_capture_name,
+    check_slot_name,
+)
 from pgcdc_assets.table_selection import TableSelection
 
 
@@ -29,6 +35,10 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: the source is not ready, or the file exists.
     """
+    # The name becomes the name of a folder.
+    check_capture_name(options.name)
+    if options.slot:
+        check_slot_name(options.slot)
     return _update(options) if options.update else _write(options)
 
 
@@ -53,14 +63,30 @@ def _write(options: argparse.Namespace) -> int:
     else:
         tables = _published(home.conninfo(), options.name, options.publication, slot)
         capture = CdcCapture(options.name, options.publication, tables, slot=slot)
-    path.parent.mkdir(parents=True, exist_ok=True)
     text = component_yaml(
         *(capture.name, capture.publication, tables), slot=capture.slot, failover=options.failover
     )
-    path.write_text(text, "utf-8")
+    _write_file(path, text)
     count = "tables: all" if tables is None else f"{len(tables)} tables"
     print(f"Wrote {path} with {count}. Next: pgcdc sync --name {options.name}")
     return 0
+
+
+def _write_file(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            replace_text(path, text)
+            return
+        # A process that is killed must not leave a part of the file.
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        draft.write_text(text, "utf-8")
+        draft.replace(path)
+    except OSError as error:
+        raise ConfigurationError(
+            reason=f"{path} cannot be written ({error.strerror}): name a folder that this user "
+            "can write with --defs"
+        ) from error
 
 
 def _check_failover(settings: ConnectionSettings) -> None:
@@ -105,6 +131,13 @@ def _update(options: argparse.Namespace) -> int:
     check_defs_folders([path.parent])
     listed = DefsTables.read(path, options.name)
     publication = listed.attributes["publication"]
+    if "{{" in publication:
+        if options.publication is None:
+            raise ConfigurationError(
+                reason=f"{path}: `publication` is a template, which --update does not read: name "
+                "the publication with --publication"
+            )
+        publication = options.publication
     if options.publication not in (None, publication):
         raise ConfigurationError(
             reason=f"{path} captures publication {publication}, not {options.publication}: "

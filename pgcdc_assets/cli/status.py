@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime as dt
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
 
 import dagster as dg
 
+from pgcdc_assets.cli.output import complain, discard
 from pgcdc_assets.cli.tables import duration, print_table, size
-from pgcdc_assets.errors import TransientError
+from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.lsn import Position
 from pgcdc_assets.orchestration.checks.schema_changes import remedy_of
 from pgcdc_assets.orchestration.checks.source_tables import read_table_places
@@ -41,15 +41,17 @@ def run(options: argparse.Namespace) -> int:
     """Print the state of slot, raw zone and tables, once or at an interval until Ctrl-C."""
     captures = load_location(options.module).select(options.name)
     if options.watch is None:
-        _print_all(captures)
-        return 0
+        failures = _print_all(captures)
+        if len(captures) == 1 and failures:
+            raise failures[0]
+        for error in failures:
+            complain(str(error))
+        return max((error.exit_status for error in failures), default=0)
     try:
         with contextlib.suppress(KeyboardInterrupt):
             _watch(captures, options.watch)
     except BrokenPipeError:
-        # The reader of a pipe has ended. Nothing can be written any more, also at the exit.
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        discard(sys.stdout)
     return 0
 
 
@@ -57,38 +59,48 @@ def _watch(captures: Sequence[LoadedCapture], seconds: float) -> None:
     is_screen = sys.stdout.isatty()
     while True:
         print(f"{_CLEAR if is_screen else ''}{time.strftime('%Y-%m-%d %H:%M:%S')}")
-        try:
-            _print_all(captures)
-        except TransientError as error:
+        for error in _print_all(captures):
+            if not isinstance(error, TransientError):
+                raise error
             print(f"  UNKNOWN {error}")
         print(flush=True)
         time.sleep(seconds)
 
 
-def _print_all(captures: Sequence[LoadedCapture]) -> None:
+def _print_all(captures: Sequence[LoadedCapture]) -> list[PgcdcError]:
+    """Print all captures, and return the errors of those that cannot be printed."""
+    failures = []
     with open_instance() as instance:
         for loaded in captures:
-            with loaded.postgres.query_connection("status") as conn:
-                slot = read_slot_status(conn, loaded.capture.slot)
-                held = read_held_snapshot(conn, loaded.postgres.settings())
-                prepared = read_prepared_transactions(conn)
-            zone = loaded.lake.zone(loaded.capture.name)
-            state = read_state(zone, loaded.capture)
-            _print_slot(loaded, slot, state, _seconds_since_landing(instance, loaded))
-            stopped = find_merge_failures(instance, loaded.capture.name, state.tables)
-            _print_tables(state, stopped)
-            if loaded.capture.has_message_table:
-                print_messages(MessageTable(zone), state.captured_through)
-            if state.epoch is not None:
-                _print_copies(zone.ranges.unfinished_copies(state.epoch.epoch))
-            _print_held_snapshot(held)
-            _print_prepared(prepared)
-            if loaded.capture.selection is not None:
-                for table in zone.table_list.read().tables:
-                    if table.reason:
-                        print(f"  {table.state.upper()} {table.name}: {table.reason}")
-            for place in _renamed(loaded, zone):
-                print(f"  RENAMED {place.declared} is named {place.name} at the source")
+            try:
+                _print(instance, loaded)
+            except PgcdcError as error:
+                failures.append(error)
+    return failures
+
+
+def _print(instance: dg.DagsterInstance, loaded: LoadedCapture) -> None:
+    with loaded.postgres.query_connection("status") as conn:
+        slot = read_slot_status(conn, loaded.capture.slot)
+        held = read_held_snapshot(conn, loaded.postgres.settings())
+        prepared = read_prepared_transactions(conn)
+    zone = loaded.lake.zone(loaded.capture.name)
+    state = read_state(zone, loaded.capture)
+    _print_slot(loaded, slot, state, _seconds_since_landing(instance, loaded))
+    stopped = find_merge_failures(instance, loaded.capture.name, state.tables)
+    _print_tables(state, stopped)
+    if loaded.capture.has_message_table:
+        print_messages(MessageTable(zone), state.captured_through)
+    if state.epoch is not None:
+        _print_copies(zone.ranges.unfinished_copies(state.epoch.epoch))
+    _print_held_snapshot(held)
+    _print_prepared(prepared)
+    if loaded.capture.selection is not None:
+        for table in zone.table_list.read().tables:
+            if table.reason:
+                print(f"  {table.state.upper()} {table.name}: {table.reason}")
+    for place in _renamed(loaded, zone):
+        print(f"  RENAMED {place.declared} is named {place.name} at the source")
 
 
 def _renamed(loaded: LoadedCapture, zone: RawZone) -> list[SourcePlace]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.cli.output import complain
@@ -34,6 +37,8 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigurationError(
             reason="--adopt-slot takes over the slot of one capture: name it with --name."
         )
+    if options.json is not None:
+        _check_place(options.json)
     with refresh_at_load():
         location = load_location(options.module)
     captures = location.select(options.name)
@@ -66,8 +71,32 @@ def run(options: argparse.Namespace) -> int:
             reports.append(report)
             print(_summary(report))
     if options.json is not None:
-        options.json.write_text(json.dumps([asdict(report) for report in reports], indent=2) + "\n")
+        _write(options.json, [asdict(report) for report in reports])
     return max((error.exit_status for error in failures), default=0)
+
+
+def _check_place(path: Path) -> None:
+    """Check before the work that the report can be written.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    is_writable = os.access(path if path.exists() else path.parent, os.W_OK)
+    if path.is_dir() or not path.parent.is_dir() or not is_writable:
+        raise ConfigurationError(
+            reason=f"--json names {path}, which cannot be written: name a file in an existing "
+            "folder that this user can write."
+        )
+
+
+def _write(path: Path, reports: Sequence[Mapping[str, object]]) -> None:
+    try:
+        path.write_text(json.dumps(reports, indent=2) + "\n")
+    except OSError as error:
+        raise ConfigurationError(
+            reason=f"The captures are merged, but the report {path} cannot be written "
+            f"({error.strerror or error}): name another file with --json."
+        ) from error
 
 
 def _print_listed(loaded: LoadedCapture) -> None:

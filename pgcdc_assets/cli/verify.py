@@ -44,17 +44,29 @@ def run(options: argparse.Namespace) -> int:
     with refresh_at_load():
         location = load_location(options.module)
     captures = location.select(options.name)
+    if options.tables and len(captures) > 1:
+        names = ", ".join(loaded.capture.name for loaded in captures)
+        raise ConfigurationError(
+            reason=f"Tables are named, but the module declares several captures ({names}): name "
+            "the capture of the tables with --name."
+        )
     # Print the tables that cannot be compared before the capture.
     chosen = [_choose(loaded, options.tables) for loaded in captures]
     results: list[Comparison] = []
     failures: list[PgcdcError] = []
     with open_instance() as instance:
         for loaded, tables in zip(captures, chosen, strict=True):
-            for outcome in _verify(instance, location, loaded, tables, options):
-                if isinstance(outcome, Comparison):
-                    results.append(outcome)
-                else:
-                    failures.append(outcome)
+            try:
+                for outcome in _verify(instance, location, loaded, tables, options):
+                    if isinstance(outcome, Comparison):
+                        results.append(outcome)
+                    else:
+                        failures.append(outcome)
+            except PgcdcError as error:
+                # Compare the other captures, and print what is compared already.
+                if len(captures) > 1:
+                    complain(f"{loaded.capture.name}: {error}")
+                failures.append(error)
     different = [result for result in results if not result.is_equal]
     _print(results, different)
     if not options.tables:

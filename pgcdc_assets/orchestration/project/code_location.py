@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+import traceback
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from dagster.components.resolved.errors import ResolutionException
 from dagster_shared.record import replace
 from pydantic import ValidationError
 
+from pgcdc_assets.error_text import first_line
 from pgcdc_assets.errors import ConfigurationError, PgcdcError
 from pgcdc_assets.orchestration.feature_warnings import (
     without_feature_warnings,
@@ -27,6 +29,16 @@ from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource,
 from pgcdc_assets.orchestration.settings_metadata import CAPTURE_METADATA, read_capture_settings
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture
+
+# Errors about names and definitions. The texts of other errors may quote values, such as passwords.
+_SHOWN = (
+    AttributeError,
+    ImportError,
+    KeyError,
+    NameError,
+    SyntaxError,
+    dg.DagsterInvalidDefinitionError,
+)
 
 DEFAULT_MODULE = "pgcdc_assets.definitions"
 
@@ -120,6 +132,12 @@ def load_location(module_name: str = DEFAULT_MODULE) -> CodeLocation:
             reason=f"Module {module_name} cannot be imported: {error}. Name a Dagster code "
             "location with -m, and start the command in a folder from which Python finds the module"
         ) from error
+    except PgcdcError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigurationError(
+            reason=f"Module {module_name} cannot be imported: {_reason(error)}"
+        ) from error
     definitions = _definitions_of(module)
     return CodeLocation(definitions, find_captures(definitions))
 
@@ -174,6 +192,17 @@ def _explained(folder: Path, error: Exception) -> tuple[PgcdcError, bool]:
         reason, may_be_shown = f"{type(last).__name__}: {first}", True
     sentence = f"The components below {folder} cannot be loaded: {reason}"
     return ConfigurationError(reason=sentence), may_be_shown
+
+
+def _reason(error: Exception | SystemExit) -> str:
+    """Describe an error of a user's module: its class, its place, and the text if it is safe."""
+    reason = type(error).__name__
+    if isinstance(error, _SHOWN):
+        reason += f": {first_line(error)}"
+    *_, place = traceback.extract_tb(error.__traceback__)
+    if not isinstance(error, SyntaxError):
+        reason += f" ({place.filename}, line {place.lineno})"
+    return f"{reason}. Correct the module; --debug shows the stack trace"
 
 
 def _definitions_of(module: ModuleType) -> dg.Definitions:

@@ -116,7 +116,7 @@ def prepare_home() -> Path:
     """Return DAGSTER_HOME, or create the default folder with its dagster.yaml.
 
     Raises:
-        ConfigurationError: DAGSTER_HOME is not a folder.
+        ConfigurationError: DAGSTER_HOME is not a folder, or the default folder cannot be written.
     """
     given = os.environ.get("DAGSTER_HOME", "").strip()
     if given:
@@ -128,18 +128,40 @@ def prepare_home() -> Path:
             )
         return home
     home = state_folder() / "dagster"
-    home.mkdir(parents=True, exist_ok=True)
-    if not (home / "dagster.yaml").exists():
-        shutil.copyfile(CONFIG, home / "dagster.yaml")
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        if not (home / "dagster.yaml").exists():
+            # Another process must not read a part of the file.
+            draft = home / f".dagster.yaml.{os.getpid()}"
+            shutil.copyfile(CONFIG, draft)
+            draft.replace(home / "dagster.yaml")
+    except OSError as error:
+        raise ConfigurationError(
+            reason=f"The folder {home} cannot be written ({error.strerror}): set {STATE_VARIABLE} "
+            "or DAGSTER_HOME to a folder that this user can write"
+        ) from error
     return home
 
 
 @contextmanager
 def open_instance() -> Iterator[dg.DagsterInstance]:
-    """Open the instance of `prepare_home`."""
+    """Open the instance of `prepare_home`.
+
+    Raises:
+        ConfigurationError: there is no such folder, or its `dagster.yaml` is wrong.
+    """
     # Import late: the import of Dagster takes seconds, and commands print progress before it.
     import dagster as dg
+    import yaml
 
     home = prepare_home()
-    with dg.DagsterInstance.from_config(str(home)) as instance:
+    try:
+        opened = dg.DagsterInstance.from_config(str(home))
+    except (dg.DagsterError, ImportError, yaml.YAMLError) as error:
+        # The text of Dagster's error may quote the configuration, which may have a password.
+        raise ConfigurationError(
+            reason=f"Dagster cannot read {home / 'dagster.yaml'} ({type(error).__name__}): correct "
+            "the file, such as after `dagster instance info`, which shows what is wrong"
+        ) from error
+    with opened as instance:
         yield instance

@@ -1,0 +1,226 @@
+"""Commands in odd surroundings: closed pipes, terminals, folders, broken modules, many captures."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.cli import main
+from pgcdc_assets.orchestration.project import home
+from pgcdc_assets_tests.support.database import Database
+
+_LOCATION = """
+import dagster as dg
+from pgcdc_assets import CdcCapture, CdcTable, PostgresResource, build_cdc_definitions
+defs = dg.Definitions.merge(
+    build_cdc_definitions(
+        CdcCapture("absent", "no_such_publication", (CdcTable("public", "\\u20ac"),)),
+        postgres=PostgresResource(capture="absent", dsn_env="ABSENT_DSN"),
+    ),
+    build_cdc_definitions(CdcCapture("there", "p", (CdcTable("public", "\\u20ac"),))),
+)
+"""
+
+
+@pytest.fixture
+def location(project: Path, database: Database, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Write a module with two captures; the first one's source is not available."""
+    database.execute('create table "€" (id int primary key); create publication p for table "€"')
+    monkeypatch.setenv("ABSENT_DSN", "postgresql://nobody@127.0.0.1:1/nowhere")
+    (project / "two_captures.py").write_text(_LOCATION)
+    return "two_captures"
+
+
+def pgcdc(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pgcdc_assets.cli", *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("command", ["check", "status"])
+def test_a_capture_that_fails_does_not_hide_the_next_one(location: str, command: str) -> None:
+    done = pgcdc(command, "-m", location)
+    assert done.returncode == 3
+    assert "127.0.0.1:1" in done.stderr
+    assert "ublication p, " in done.stdout
+
+
+@pytest.mark.postgres
+def test_a_capture_that_cannot_be_compared_does_not_hide_the_next_one(
+    location: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", "-m", location, "--wait-only"]) == 2
+    error = capsys.readouterr().err
+    assert "pgcdc: absent: Nothing is captured" in error
+    assert "pgcdc: there: Nothing is captured" in error
+
+
+@pytest.mark.postgres
+def test_the_end_of_a_pipes_reader_has_a_documented_exit_status(location: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "pgcdc_assets.cli", "status", "--name", "there", "-m", location],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.wait(60) == 130
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.postgres
+def test_a_name_that_the_terminal_cannot_show_is_escaped(location: str) -> None:
+    done = pgcdc("check", "--name", "there", "-m", location, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert 'public."\\u20ac"' in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("def broken(:", "SyntaxError: invalid syntax (broken_location.py, line 1)"),
+        ("from pgcdc_assets import nothing", "cannot import name 'nothing'"),
+        ("import os\nos.environ['NO_SUCH_VARIABLE']", "KeyError: 'NO_SUCH_VARIABLE'"),
+        ("\nraise ValueError('sesame')", "ValueError ("),
+        ("import sys\nsys.exit()", "SystemExit ("),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_a_wrong_setting(
+    project: Path,
+    source: str,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (project / "broken_location.py").write_text(source)
+    monkeypatch.delitem(sys.modules, "broken_location", raising=False)
+    monkeypatch.syspath_prepend(str(project))
+    assert main(["status", "-m", "broken_location"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("pgcdc: Module broken_location cannot be imported: ")
+    assert expected in error
+    assert "sesame" not in error
+
+
+@pytest.mark.parametrize("module", ["", ".relative"])
+def test_a_text_that_is_no_module_is_a_wrong_setting(
+    project: Path, module: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "-m", module]) == 2
+    assert "cannot be imported" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["no_such_folder/report.json", "."])
+def test_a_report_that_cannot_be_written_is_refused_before_the_sync(
+    project: Path, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sync", "-m", "no_such_module", "--json", place]) == 2
+    assert "--json" in capsys.readouterr().err
+
+
+@pytest.mark.postgres
+def test_init_names_a_folder_that_it_cannot_write(
+    project: Path, database: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    database.execute("create table t (id int primary key); create publication p for table t")
+    (project / "file").touch()
+    arguments = ["init", "--name", "mine", "--publication", "p", "--defs", "file"]
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert "file/mine/defs.yaml" in error
+    assert "--defs" in error
+
+
+@pytest.mark.postgres
+def test_an_update_of_a_file_with_a_template_needs_the_publication(
+    project: Path,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PUB", "p")
+    database.execute("create table t (id int primary key); create publication p for table t")
+    assert main(["init", "--name", "mine", "--publication", "p"]) == 0
+    file = project / "defs" / "mine" / "defs.yaml"
+    file.write_text(file.read_text().replace("publication: p", "publication: '{{ env.PUB }}'"))
+    database.execute("create table u (id int primary key); alter publication p add table u")
+    assert main(["init", "--name", "mine", "--update"]) == 2
+    assert "--publication" in capsys.readouterr().err
+    assert main(["init", "--name", "mine", "--update", "--publication", "p"]) == 0
+    assert "public.u" in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wrong"),
+    [
+        ("init --name ../evil --publication p", "'../evil'"),
+        ("init --name x --publication p --slot BAD", "'BAD'"),
+        ("check --publication p --slot BAD", "'BAD'"),
+        ("check --slot s", "--slot belongs to --publication"),
+        ("check --publication p --name BAD", "'pgcdc_BAD'"),
+    ],
+)
+def test_a_wrong_name_is_refused_without_a_connection(
+    arguments: str,
+    wrong: str,
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PGCDC_DSN", "postgresql://nobody@127.0.0.1:1/nowhere")
+    assert main(arguments.split()) == 2
+    assert wrong in capsys.readouterr().err
+
+
+def test_a_malformed_dagster_yaml_is_a_wrong_setting(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for text in ("storage: [", "storage: {postgres: {password: sesame}}"):
+        (project.parent / "home" / "dagster.yaml").write_text(text)
+        assert main(["status", "-m", "pgcdc_assets.definitions"]) == 2
+        error = capsys.readouterr().err
+        assert str(project.parent / "home" / "dagster.yaml") in error
+        assert "sesame" not in error
+
+
+def test_a_state_folder_that_cannot_be_written_is_a_wrong_setting(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("DAGSTER_HOME")
+    (project / "file").touch()
+    monkeypatch.setenv("PGCDC_STATE", str(project / "file"))
+    assert main(["status"]) == 2
+    assert "PGCDC_STATE" in capsys.readouterr().err
+    monkeypatch.setenv("PGCDC_STATE", str(project / "state"))
+    assert home.prepare_home().joinpath("dagster.yaml").read_text() == home.CONFIG.read_text()
+
+
+@pytest.mark.parametrize("seconds", ["nan", "-1", "soon"])
+def test_a_wait_that_is_no_time_is_refused(
+    seconds: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["verify", f"--wait-seconds={seconds}"])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert "--wait-seconds" in error
+    assert "_wait" not in error.replace("--wait", "")
+
+
+@pytest.mark.postgres
+def test_tables_of_several_captures_need_the_name_of_one(
+    location: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", "-m", location, 'public."€"']) == 2
+    assert "--name" in capsys.readouterr().err
