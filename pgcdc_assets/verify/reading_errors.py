@@ -14,11 +14,17 @@ from typing import TYPE_CHECKING
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from pgcdc_assets.errors import ConfigurationError, PgcdcError, TableDamaged, TransientError
+from pgcdc_assets.errors import (
+    ConfigurationError,
+    DefiniteError,
+    PgcdcError,
+    TableDamaged,
+    TransientError,
+)
 from pgcdc_assets.raw.store_errors import explain_store_error
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets.spark.errors import condition_of, text_of
+from pgcdc_assets.spark.errors import condition_of, is_definite, text_of
 from pgcdc_assets.tables.state import open_table, table_path
 
 if TYPE_CHECKING:
@@ -70,6 +76,7 @@ class TableReading:
         Raises:
             TableDamaged: a file of the table is missing or damaged.
             ConfigurationError: the object store refused access.
+            DefiniteError: a repetition would raise the same error.
             TransientError: any other error.
         """
         try:
@@ -99,6 +106,12 @@ class TableReading:
                 reason=f"{what}: a file of the compared version was deleted, because a merge has "
                 "replaced it. Run it again. If comparisons take longer than "
                 "retention.old_version_hours, raise this setting."
+            )
+        if is_definite(error):
+            return DefiniteError(
+                reason=f"{what}: Spark reported {condition}, which a repetition would raise again. "
+                f"If the Delta table {self.path} was altered by hand, undo the alteration; "
+                f"otherwise rebuild it: pgcdc rebuild {self.zone.name}"
             )
         return TransientError(
             reason=f"{what}: the reading of {self.path} ended with {condition}. Run it again."

@@ -15,7 +15,13 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from pgcdc_assets.errors import PgcdcError, RawZoneError, TableDamaged, TransientError
+from pgcdc_assets.errors import (
+    DefiniteError,
+    PgcdcError,
+    RawZoneError,
+    TableDamaged,
+    TransientError,
+)
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.tables.fence import fence_app_id, read_fence
@@ -222,6 +228,19 @@ def test_kept_rows_of_detached_partitions_hide_no_difference(
     assert found.kept > 0
     assert found.differing == 1
     assert not found.is_equal
+
+
+def test_a_column_that_was_changed_by_hand_is_a_definite_error_without_its_values(
+    pipeline: Pipeline,
+) -> None:
+    """The text of `_deleted` cannot be the condition of deleted rows, and Spark quotes it."""
+    start(pipeline, "t")
+    table = delta_table(pipeline.path())
+    pipeline.spark.sql(f"ALTER TABLE {table} ADD COLUMNS (_deleted STRING)")
+    pipeline.spark.sql(f"UPDATE {table} SET _deleted = 'sesame'")
+    with pytest.raises(DefiniteError, match=r"public\.t .*altered by hand") as failed:
+        verify(pipeline)
+    assert "sesame" not in str(failed.value)
 
 
 def test_errors_of_tables_are_errors_of_the_package(pipeline: Pipeline) -> None:
