@@ -113,7 +113,9 @@ def test_a_table_without_its_watermark_is_not_built_from_the_raw_zone(pipeline: 
     """The table differs from the source, and a table from the raw zone does not."""
     start(pipeline, "t")
     table = DeltaTable(pipeline.path())
-    lost = Transaction(fence_app_id(pipeline.zone.name), read_fence(table, pipeline.zone.name) + 9)
+    zone = pipeline.zone
+    fence = read_fence(zone.lake, table, pipeline.path(), zone.name)
+    lost = Transaction(fence_app_id(zone.name), fence + 9)
     properties = CommitProperties(app_transactions=[lost])
     wrong = pa.Table.from_pylist([{"id": 9}], schema=pa.schema(table.schema().to_arrow()))
     write_deltalake(table, wrong, mode="append", commit_properties=properties)
