@@ -17,7 +17,12 @@ from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.support.merge.pipeline import Pipeline
 from pgcdc_assets_tests.support.merge.small_tables import merge_by_spark, merge_together
 
-pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.postgres,
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.sampled,
+]
 
 Choose = Callable[[pytest.MonkeyPatch], None]
 Row = tuple[Any, ...]
@@ -209,7 +214,6 @@ def _transactions(*names: str) -> list[list[str]]:
     return [[each.replace("{b}", "") for each in _TRANSACTIONS[name]] for name in names]
 
 
-@pytest.mark.sampled
 @both_ways
 @runs
 def test_transactions_one_after_the_other(
@@ -305,7 +309,6 @@ def test_a_deferred_primary_key_within_an_identity_index(
     assert pipeline.rows() == [(1, "new"), (2, "old 1")]
 
 
-@pytest.mark.sampled
 @both_ways
 @runs
 def test_random_transactions(

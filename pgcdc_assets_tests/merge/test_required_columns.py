@@ -23,6 +23,7 @@ from pgcdc_assets_tests.support.merge.small_tables import merge_by_spark
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("scd", [1, 2])
 def test_a_required_column_of_another_tool_is_named_with_the_remedy(
     spark: SparkSession, zone: RawZone, scd: int

@@ -125,6 +125,7 @@ def test_expired_transactions_are_read_from_the_log(
 
 
 @_WAYS
+@pytest.mark.sampled
 @pytest.mark.parametrize("is_unset", [False, True])
 def test_transactions_that_spark_dropped_are_read_from_the_log(
     spark: SparkSession,

@@ -72,6 +72,7 @@ def _write_checkpoint(spark: SparkSession, path: str) -> None:
         )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "feature", ["clustering", *(pytest.param(f, marks=pytest.mark.soak) for f in [*_FEATURES][1:])]
 )

@@ -72,6 +72,7 @@ def compare_all(pipeline: Pipeline, moment: Moment) -> list[Comparison | Compari
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("is_changed", [False, True])
 @pytest.mark.parametrize("is_small", [True, False])
 def test_a_table_with_a_lost_file_fails_alone(
