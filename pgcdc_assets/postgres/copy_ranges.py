@@ -40,13 +40,16 @@ select t.oid,
   from unnest(%s::bigint[]) as t(oid)
 """
 
-# `relpages` is that of the last VACUUM or ANALYZE. The last range of a table has no end.
-_KNOWN_PAGE_COUNTS = """
+# Each table with its direct and indirect partitions.
+_TREE = """
 with recursive tree (root, oid) as (
   select r, r::oid from unnest(%s::bigint[]) r
    union all
   select t.root, i.inhrelid from pg_inherits i join tree t on i.inhparent = t.oid)
-select t.root,
+"""
+
+# `relpages` is that of the last VACUUM or ANALYZE. The last range of a table has no end.
+_KNOWN_PAGE_COUNTS = f"""{_TREE}select t.root,
        case when has_table_privilege(t.root::oid, 'select') then max(greatest(c.relpages, 0))
             else 0 end
   from tree t join pg_class c on c.oid = t.oid
@@ -62,12 +65,7 @@ select pg_snapshot_xmin(s)::text::bigint, pg_snapshot_xmax(s)::text::bigint,
 
 # A catalog row with the same xmin is the same version of the row. VACUUM and ANALYZE write their
 # figures into the existing version.
-_STORAGE = """
-with recursive tree (root, oid) as (
-  select r, r::oid from unnest(%s::bigint[]) r
-   union all
-  select t.root, i.inhrelid from pg_inherits i join tree t on i.inhparent = t.oid)
-select t.root,
+_STORAGE = f"""{_TREE}select t.root,
        bool_and(c.relkind = 'p' or (c.relkind = 'r' and m.amname = 'heap')),
        md5(string_agg(concat_ws(' ', c.oid, c.xmin, c.relfilenode,
          (select string_agg(concat_ws(':', a.attnum, a.xmin), ',' order by a.attnum)

@@ -20,6 +20,7 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.verify import Comparison
+from pgcdc_assets_tests.support.commands import pgcdc
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.raw.epochs import EPOCH
 from pgcdc_assets_tests.support.raw.rows import landed_range
@@ -46,17 +47,6 @@ def source_database(
     """Return the database that the environment names."""
     monkeypatch.setenv("PGCDC_DSN", database.conninfo)
     return database
-
-
-def pgcdc(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pgcdc_assets.cli", *arguments],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
 
 
 @pytest.mark.parametrize(

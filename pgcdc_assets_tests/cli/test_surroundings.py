@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from pgcdc_assets.cli import main
 from pgcdc_assets.orchestration.project import home
+from pgcdc_assets_tests.support.commands import pgcdc
 from pgcdc_assets_tests.support.database import Database
 
 _LOCATION = """
@@ -33,17 +33,6 @@ def location(project: Path, database: Database, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("ABSENT_DSN", "postgresql://nobody@127.0.0.1:1/nowhere")
     (project / "two_captures.py").write_text(_LOCATION)
     return "two_captures"
-
-
-def pgcdc(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pgcdc_assets.cli", *arguments],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
 
 
 @pytest.mark.postgres

@@ -12,7 +12,12 @@ import pytest
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.prepared_transactions import PreparedKey
-from pgcdc_assets_tests.protocol.test_decoder import ORDERS
+from pgcdc_assets_tests.protocol.test_streamed_transactions import (
+    ANNOUNCED,
+    NARROW,
+    NARROW_ROW,
+    ROW,
+)
 from pgcdc_assets_tests.support.protocol import encoding
 from pgcdc_assets_tests.support.protocol.streaming import (
     MemoryArchive,
@@ -23,8 +28,6 @@ from pgcdc_assets_tests.support.protocol.streaming import (
     whole,
 )
 
-ANNOUNCED = encoding.relation(ORDERS)
-ROW = encoding.insert(16400, [b"1", b"a", None])
 SECOND_US = 1_767_225_601_000_000
 
 
@@ -271,17 +274,15 @@ def test_a_relation_of_a_prepared_transaction_is_completed_at_its_first_use() ->
 
 
 def test_a_streamed_transaction_announces_a_relation_again_after_its_completion() -> None:
-    narrow = encoding.relation(replace(ORDERS, columns=ORDERS.columns[:1]))
-    one = encoding.insert(16400, [b"1"])
     stream = Stream()
     rows = stream.read(
         *prepared(1000, 701, "g", ANNOUNCED, ROW),
         *whole(1100, 702, ROW),
-        *block(703, narrow, one),
+        *block(703, NARROW, NARROW_ROW),
         encoding.stream_commit(703, 1200),
-        *whole(1300, 704, one),
+        *whole(1300, 704, NARROW_ROW),
         encoding.commit_prepared(2000, 701, "g"),
-        *whole(2100, 705, one),
+        *whole(2100, 705, NARROW_ROW),
     )
     versions = [(row["xid"], row["relation_version"]) for row in rows]
     assert versions == [(702, 3), (703, 1), (704, 1), (701, 3), (705, 1)]
@@ -299,12 +300,10 @@ def test_a_relation_is_completed_at_the_commit_of_its_prepared_transaction() -> 
 
 
 def test_a_relation_that_is_complete_before_a_prepared_transaction_is_not_completed_again() -> None:
-    narrow = encoding.relation(replace(ORDERS, columns=ORDERS.columns[:1]))
-    one = encoding.insert(16400, [b"1"])
     stream = Stream()
     rows = stream.read(
-        *whole(900, 700, narrow),
-        *prepared(1000, 701, "g", one),
+        *whole(900, 700, NARROW),
+        *prepared(1000, 701, "g", NARROW_ROW),
         encoding.commit_prepared(1100, 701, "g"),
     )
     assert [row["relation_version"] for row in rows] == [1]
@@ -312,15 +311,13 @@ def test_a_relation_that_is_complete_before_a_prepared_transaction_is_not_comple
 
 
 def test_a_later_announcement_remains_after_the_commit_of_a_prepared_transaction() -> None:
-    narrow = encoding.relation(replace(ORDERS, columns=ORDERS.columns[:1]))
-    one = encoding.insert(16400, [b"1"])
     stream = Stream()
     rows = stream.read(
         *prepared(1000, 701, "g", ANNOUNCED, ROW),
-        *whole(1100, 702, narrow, one),
+        *whole(1100, 702, NARROW, NARROW_ROW),
         encoding.commit_prepared(1200, 701, "g"),
-        *whole(1300, 703, one),
-        *prepared(1400, 704, "h", one, ANNOUNCED, ROW),
+        *whole(1300, 703, NARROW_ROW),
+        *prepared(1400, 704, "h", NARROW_ROW, ANNOUNCED, ROW),
         *whole(1500, 705, ROW),
         encoding.commit_prepared(1600, 704, "h"),
     )

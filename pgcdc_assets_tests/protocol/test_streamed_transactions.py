@@ -17,6 +17,9 @@ from pgcdc_assets_tests.support.protocol.streaming import Stream, block, places,
 
 ANNOUNCED = encoding.relation(ORDERS)
 ROW = encoding.insert(16400, [b"1", b"a", None])
+# The same table with its first column only.
+NARROW = encoding.relation(replace(ORDERS, columns=ORDERS.columns[:1]))
+NARROW_ROW = encoding.insert(16400, [b"1"])
 MESSAGE = encoding.logical_message("outbox", b"x")
 NOT_TRANSACTIONAL = encoding.logical_message("outbox", b"x", is_transactional=False)
 
@@ -254,12 +257,10 @@ def test_an_error_of_a_known_table_in_a_block_names_it() -> None:
 
 
 def test_an_altered_table_within_a_transaction() -> None:
-    narrow = encoding.relation(replace(ORDERS, columns=ORDERS.columns[:1]))
-    one = encoding.insert(16400, [b"1"])
     stream = Stream()
     rows = stream.read(
-        *block(701, ANNOUNCED, ROW, encoding.truncate([16400]), narrow, one),
-        *block(701, one, encoding.truncate([16400]), ANNOUNCED, ROW, is_first=False),
+        *block(701, ANNOUNCED, ROW, encoding.truncate([16400]), NARROW, NARROW_ROW),
+        *block(701, NARROW_ROW, encoding.truncate([16400]), ANNOUNCED, ROW, is_first=False),
         encoding.stream_commit(701, 2000),
         *whole(2010, 702, ROW),
     )
@@ -295,10 +296,9 @@ def test_a_delimiter_out_of_order_has_the_offset_of_its_type() -> None:
 
 
 def test_an_older_announcement_does_not_replace_that_of_a_prepared_transaction() -> None:
-    narrow = encoding.relation(replace(ORDERS, columns=ORDERS.columns[:1]))
     stream = Stream()
     rows = stream.read(
-        *block(703, narrow, encoding.insert(16400, [b"1"])),
+        *block(703, NARROW, NARROW_ROW),
         *prepared(1000, 701, "g", ANNOUNCED, ROW),
         # Its row completes the relation.
         *whole(1100, 702, ROW),

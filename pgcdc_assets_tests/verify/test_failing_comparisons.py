@@ -28,17 +28,15 @@ from pgcdc_assets.tables.fence import fence_app_id, read_fence
 from pgcdc_assets.verify import (
     Comparison,
     ComparisonFailure,
-    Moment,
     compare_at,
     compare_digests,
-    compare_tables,
     small_table,
     source_moment,
     target_at,
 )
 from pgcdc_assets_tests.support.database import create_database, drop_database
 from pgcdc_assets_tests.support.merge.pipeline import PUBLICATION, Pipeline
-from pgcdc_assets_tests.support.verify.comparison import compare, moment_of, verify
+from pgcdc_assets_tests.support.verify.comparison import compare, compare_all, moment_of, verify
 from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
@@ -57,19 +55,6 @@ def start(pipeline: Pipeline, *tables: str) -> None:
 def data_files(pipeline: Pipeline, table: str) -> set[Path]:
     """Return the data files of the newest version of an SCD1 table."""
     return {Path(uri) for uri in DeltaTable(pipeline.path(table)).file_uris()}
-
-
-def compare_all(pipeline: Pipeline, moment: Moment) -> list[Comparison | ComparisonFailure]:
-    return list(
-        compare_tables(
-            pipeline.spark,
-            pipeline.database.settings(),
-            pipeline.zone,
-            PUBLICATION,
-            [CdcTable("public", table) for table in pipeline.tables],
-            moment,
-        )
-    )
 
 
 @pytest.mark.sampled

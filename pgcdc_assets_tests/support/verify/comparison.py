@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.verify import (
     Comparison,
+    ComparisonFailure,
     Moment,
     compare_at,
     compare_tables,
@@ -39,12 +40,10 @@ def compare(
     )
 
 
-def verify_all(pipeline: Pipeline) -> dict[str, Comparison]:
-    """Open a comparison point, capture through it without a merge, and compare all tables."""
-    with moment_of(pipeline) as moment:
-        pipeline.capture()
-        wait_captured(pipeline.zone, moment, 0)
-        compared = compare_tables(
+def compare_all(pipeline: Pipeline, moment: Moment) -> list[Comparison | ComparisonFailure]:
+    """Compare all tables at a captured comparison point."""
+    return list(
+        compare_tables(
             pipeline.spark,
             pipeline.database.settings(),
             pipeline.zone,
@@ -52,6 +51,15 @@ def verify_all(pipeline: Pipeline) -> dict[str, Comparison]:
             [CdcTable("public", table) for table in pipeline.tables],
             moment,
         )
+    )
+
+
+def verify_all(pipeline: Pipeline) -> dict[str, Comparison]:
+    """Open a comparison point, capture through it without a merge, and compare all tables."""
+    with moment_of(pipeline) as moment:
+        pipeline.capture()
+        wait_captured(pipeline.zone, moment, 0)
+        compared = compare_all(pipeline, moment)
         return {found.table: found for found in compared if isinstance(found, Comparison)}
 
 
