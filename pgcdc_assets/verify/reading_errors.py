@@ -24,7 +24,6 @@ from pgcdc_assets.errors import (
 from pgcdc_assets.raw.store_errors import explain_store_error
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets.spark.errors import condition_of, is_definite, text_of
 from pgcdc_assets.tables.state import open_table, table_path
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ def comparison_session(spark: SparkSession) -> Iterator[SparkSession]:
     Raises:
         TransientError: Spark has ended.
     """
+    from pgcdc_assets.spark.errors import condition_of
     from pgcdc_assets.spark.session import own_session, release_session
 
     try:
@@ -88,6 +88,8 @@ class TableReading:
 
     def explain(self, error: Exception) -> PgcdcError:
         """Return the error of this table for an error of a library."""
+        from pgcdc_assets.spark.errors import condition_of, is_definite, text_of
+
         text, condition = text_of(error) or "", condition_of(error)
         refused = explain_store_error(self.path, error) if text else None
         if isinstance(refused, ConfigurationError):

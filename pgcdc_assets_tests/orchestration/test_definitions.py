@@ -289,7 +289,6 @@ def test_definitions_validate_with_nothing_running(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.sampled
 def test_loading_starts_neither_a_jvm_nor_imports_spark() -> None:
     script = (
         "import json, sys\n"
