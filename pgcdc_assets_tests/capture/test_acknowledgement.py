@@ -61,6 +61,7 @@ def rows_until(stream: ReplicationStream, count: int) -> list[dict[str, Any]]:
     raise AssertionError("the stream ended")
 
 
+@pytest.mark.sampled
 @pytest.mark.every_pg
 @pytest.mark.usefixtures("wire")
 def test_a_slow_client_acknowledges_only_landed_transactions(

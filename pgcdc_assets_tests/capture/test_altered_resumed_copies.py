@@ -31,6 +31,7 @@ _CHANGES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize("name", _CHANGES)
 def test_a_continued_snapshot_has_the_rows_of_the_table_as_it_is_now(

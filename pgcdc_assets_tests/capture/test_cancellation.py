@@ -120,6 +120,7 @@ def _cancelled_when(step: Step, token: CancellationToken) -> Iterator[list[float
     thread.join()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("prepare", STEPS, ids=lambda step: step.__name__.strip("_"))
 def test_a_cancelled_session_ends_soon_and_the_next_continues(
     capturing: Capturing,

@@ -69,6 +69,7 @@ def _is_hex(text: str) -> bool:
     return text.startswith("\0")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("encoding", "name", "stored", "text"), [*_CASES, *_VALID])
 def test_a_value_that_is_no_text_is_hex_and_stops_no_table(
     encoded: Database, capturing: Capturing, name: str, stored: str, text: str
@@ -110,6 +111,7 @@ def test_a_value_that_is_no_text_is_hex_and_stops_no_table(
     assert through.capture().counts[f"public.{name}"] == {"D": 4}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("encoding", ["WIN1252"])
 @pytest.mark.parametrize("streaming", [Streaming.OFF, Streaming.ON])
 def test_the_rows_around_an_invalid_value_are_landed_once(

@@ -170,6 +170,7 @@ def _confirmed(database: Database) -> str:
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("version", "is_old_lake"),
     [
@@ -219,6 +220,7 @@ def test_after_a_failover_without_loss_the_capture_continues(
     snapshot_tables(pair.new.settings(), zone, SLOT, "pub", [TableName("public", "t")])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("version", [18, pytest.param(17, marks=pytest.mark.soak)])
 def test_a_slot_with_the_setting_failover_continues_on_the_promoted_standby(
     pair: Pair, zone: RawZone
@@ -241,6 +243,7 @@ def test_a_slot_with_the_setting_failover_continues_on_the_promoted_standby(
     assert zone.changes.captured_on(1)[1] == 2
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "version",
     [pytest.param(16, marks=pytest.mark.soak), pytest.param(18, marks=pytest.mark.soak), 15],
@@ -274,6 +277,7 @@ def test_after_a_failover_to_a_standby_without_the_slot_the_capture_stops_until_
     assert _ids(zone) == [1, 3]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "version", [18, *(pytest.param(older, marks=pytest.mark.soak) for older in (17, 16, 15, 14))]
 )

@@ -88,6 +88,7 @@ def test_messages_arrive_while_a_session_is_idle(capturing: Capturing) -> None:
         capturing.database.execute(f"drop role {role}")
 
 
+@pytest.mark.sampled
 @pytest.mark.every_pg
 def test_a_row_names_the_owner_and_advances_while_a_session_is_idle(beating: Capturing) -> None:
     with _session(beating, ROWS, []) as session:

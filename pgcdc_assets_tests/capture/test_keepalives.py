@@ -46,6 +46,7 @@ def record_messages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     return received
 
 
+@pytest.mark.sampled
 @pytest.mark.every_pg
 def test_a_keepalive_inside_a_transaction_does_not_advance_the_slot(
     capturing: Capturing, monkeypatch: pytest.MonkeyPatch
@@ -81,6 +82,7 @@ def test_a_keepalive_inside_a_transaction_does_not_advance_the_slot(
     assert slow.confirmed() == window.end
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("wire")
 def test_a_long_landing_keeps_the_connection_and_the_old_position(
     capturing: Capturing, monkeypatch: pytest.MonkeyPatch
@@ -125,6 +127,7 @@ def test_a_keepalive_with_a_request_is_answered_at_once(capturing: Capturing) ->
         assert stream.finish()
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("wire")
 def test_a_row_that_arrives_for_longer_than_the_sender_timeout_lands(
     capturing: Capturing, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch

@@ -29,6 +29,7 @@ end $$
 LARGE_ROW = "insert into t values (1, repeat(md5('x'), 6250000))"
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 @pytest.mark.usefixtures("wire")
 @pytest.mark.parametrize(
@@ -53,6 +54,7 @@ def test_a_large_transaction_completes_under_a_short_sender_timeout(
     assert report.bytes_received > 1900 * rows
 
 
+@pytest.mark.sampled
 @pytest.mark.every_pg
 @pytest.mark.parametrize(
     ("rows", "subtransactions"),
@@ -150,6 +152,7 @@ def test_the_connection_string_sets_the_memory_of_the_servers_decoding(
     assert len(capturing.rows()) == 5000
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("wire")
 def test_a_transaction_timeout_of_the_role_does_not_end_the_stream(capturing: Capturing) -> None:
     """Decoding is a transaction of the walsender, which `transaction_timeout` (PG 17) would end."""

@@ -111,6 +111,7 @@ def test_a_rolled_back_transaction_leaves_its_non_transactional_messages_only(
     assert capturing.texts("t") == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "failpoint",
     [

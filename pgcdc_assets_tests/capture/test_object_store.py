@@ -186,6 +186,7 @@ def test_a_long_fault_loses_nothing(
     assert stored.texts("t") == [["1"], ["2"]]
 
 
+@pytest.mark.sampled
 def test_an_unreadable_store_is_not_a_damaged_table(
     stored: Capturing, store_proxy: StoreProxy
 ) -> None:

@@ -245,6 +245,7 @@ def test_rows_that_another_program_made_the_server_forget_are_an_error(begun: Ca
     assert begun.confirmed() == begun.captured_through() == end
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "mode", [pytest.param(Streaming.OFF, marks=pytest.mark.soak), Streaming.ON]
 )

@@ -30,6 +30,7 @@ def _window(database: Database, zone: RawZone) -> LsnWindow:
         return LsnWindow.of(epoch.epoch, start, read_current_lsn(conn))
 
 
+@pytest.mark.sampled
 @pytest.mark.every_pg
 @pytest.mark.parametrize(
     ("is_encrypted", "leave", "come_back"),

@@ -209,6 +209,7 @@ def test_many_dropped_columns_of_a_backlog_are_told_apart(capturing: Capturing) 
     assert SchemaChange.COLUMNS_UNCERTAIN not in changes
 
 
+@pytest.mark.sampled
 @pytest.mark.every_pg
 @pytest.mark.parametrize("name", _BACKLOGS)
 def test_rows_on_both_sides_of_ddl_in_a_transaction_cause_a_warning(

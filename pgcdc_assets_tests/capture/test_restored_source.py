@@ -62,6 +62,7 @@ def _copy(source: Path, target: Path) -> None:
     subprocess.run(["cp", "-a", source, target], check=True)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "own_server", [18, pytest.param(16, marks=pytest.mark.soak)], indirect=True
 )

@@ -83,6 +83,7 @@ def test_a_lost_connection_is_resumed_from_the_last_landed_window(
     assert capturing.confirmed() == second.end
 
 
+@pytest.mark.sampled
 @pytest.mark.every_pg
 def test_a_session_resumes_a_connection_that_has_fallen_silent(
     capturing: Capturing, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch

@@ -126,6 +126,7 @@ def test_rows_that_change_after_their_range_was_read_are_exact(
     assert zone.ranges.all() == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "change",
     [

@@ -86,6 +86,7 @@ def test_first_and_later_copies_of_a_standby_meet_the_stream_while_writers_write
     assert epoch.start_lsn < first < second
 
 
+@pytest.mark.sampled
 def test_a_copy_that_is_in_conflict_with_the_replay_continues_in_a_new_snapshot(
     source: Source,
     zone: RawZone,
@@ -107,6 +108,7 @@ def test_a_copy_that_is_in_conflict_with_the_replay_continues_in_a_new_snapshot(
     assert "was ended by a conflict with the replay of WAL" in caplog.text
 
 
+@pytest.mark.sampled
 def test_a_table_without_a_key_fails_after_three_conflicts_and_names_the_remedy(
     source: Source, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +132,7 @@ def test_a_table_without_a_key_fails_after_three_conflicts_and_names_the_remedy(
     assert is_exact(source.primary, zone, _copy(source, zone))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("change", "is_replayed"),
     [
@@ -193,6 +196,7 @@ def test_a_killed_copy_leaves_the_replay_running_and_continues_from_the_standby(
     assert report.ranges_continued == 4
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("place", ["_examine", "_parts"])
 def test_a_snapshot_that_ends_before_its_first_range_is_replaced(
     source: Source,

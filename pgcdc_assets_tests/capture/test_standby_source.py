@@ -53,6 +53,7 @@ def _ids(capturing: Capturing) -> list[int]:
     return [int(values[0]) for values in capturing.texts("t")]
 
 
+@pytest.mark.sampled
 def test_a_standby_is_the_source_of_snapshots_and_windows(
     source: Source, capturing: Capturing
 ) -> None:

@@ -122,6 +122,7 @@ def _continue(upgraded: Capturing, version: int) -> None:
     assert order == [(1, "U")] * 10 + [(2, "D")]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("before", [16, 18])
 def test_after_a_load_into_a_new_cluster_a_new_epoch_has_all_rows(
     folder: Path, zone: RawZone, before: int
@@ -146,6 +147,7 @@ def test_after_a_load_into_a_new_cluster_a_new_epoch_has_all_rows(
         new.remove()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("before", "after"),
     [(16, 18), (18, 18), pytest.param(17, 18, marks=pytest.mark.soak)],

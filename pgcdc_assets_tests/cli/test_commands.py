@@ -88,6 +88,7 @@ def test_help_does_not_wait_for_dagster() -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "command",
     [

@@ -35,6 +35,7 @@ def location(project: Path, database: Database, monkeypatch: pytest.MonkeyPatch)
     return "two_captures"
 
 
+@pytest.mark.sampled
 @pytest.mark.postgres
 @pytest.mark.parametrize("command", ["check", "status"])
 def test_a_capture_that_fails_does_not_hide_the_next_one(location: str, command: str) -> None:

@@ -14,6 +14,7 @@ from pgcdc_assets_tests.support.merge.small_tables import merge_by_spark, merge_
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("by_spark", [True, False])
 def test_a_merge_opens_its_table_once_at_most(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, by_spark: bool

@@ -139,6 +139,7 @@ def test_each_row_occurs_as_often_as_in_the_source_for_any_cut(
     assert _found(spark, report.path) == expected.described()
 
 
+@pytest.mark.sampled
 def test_a_new_snapshot_replaces_a_multiset(spark: SparkSession, zone: RawZone) -> None:
     landing = Landing(zone, [_bag_relation()])
     landing.begin([("0", None, "a"), ("0", None, "a")])

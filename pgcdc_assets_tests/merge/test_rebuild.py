@@ -247,6 +247,7 @@ def test_a_rebuilt_table_has_added_columns(pipeline: Pipeline) -> None:
     assert verify(pipeline).is_equal
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "point",
     [

@@ -131,6 +131,7 @@ def test_an_error_that_passes_does_not_replace_the_log(
         describe_replaced(zone, _HISTORY, path)
 
 
+@pytest.mark.sampled
 def test_a_history_whose_first_changes_are_removed_is_not_replaced(
     spark: SparkSession, zone: RawZone
 ) -> None:

@@ -275,6 +275,7 @@ def test_tables_merged_in_parallel_have_separate_watermarks(
     assert _watermark(zone) == _watermark(zone, "other") == second.end
 
 
+@pytest.mark.sampled
 def test_an_abandoned_merge_ends_within_seconds(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:

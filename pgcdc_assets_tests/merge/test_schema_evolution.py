@@ -119,6 +119,7 @@ def test_kept_values_get_a_new_type(pipeline: Pipeline, target: CdcTable) -> Non
     assert newest[6:] == ([5_000_000_000], None)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("before", "after"),
     [

@@ -168,6 +168,7 @@ def test_the_maintenance_optimizes_what_an_optimize_would_change(tmp_path: Path)
         assert needs_optimize(Lake(path), path, DeltaTable(path)), name
 
 
+@pytest.mark.sampled
 @pytest.mark.spark
 def test_the_maintenance_optimizes_deleted_rows_and_clustered_tables(
     spark: SparkSession, tmp_path: Path

@@ -131,6 +131,7 @@ def test_two_sessions_of_the_primary_in_a_deadlock_may_run_again(database: Datab
     assert "deadlock detected" in str(failure)
 
 
+@pytest.mark.sampled
 @pytest.mark.every_pg
 def test_a_dropped_database_ends_the_sessions_of_its_standby(source: Source) -> None:
     """C3, SQLSTATE 57P04: sessions of the standby do not prevent the drop at the primary."""

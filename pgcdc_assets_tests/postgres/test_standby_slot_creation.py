@@ -47,6 +47,7 @@ def test_an_idle_primary_helps_the_creation(source: Source, settings: Connection
     source.standby.execute("select pg_drop_replication_slot(%s)", (_slot(source),))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("has_primary", [True, False])
 @pytest.mark.parametrize("is_prepared", [True, False])
 def test_an_open_transaction_of_the_primary_ends_the_creation_in_time(

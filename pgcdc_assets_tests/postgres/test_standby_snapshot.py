@@ -96,6 +96,7 @@ def _streamed(source: Source) -> Iterator[list[Any]]:
         changes += peek(conn, f"s_{database.name}", "pub").changes
 
 
+@pytest.mark.sampled
 @pytest.mark.every_pg
 @pytest.mark.parametrize("delay", ["", " from pg_sleep(0.004)"], ids=["fast", "slow"])
 def test_snapshots_of_a_standby_are_exact_while_writers_commit(

@@ -64,6 +64,7 @@ def _fill_a_page(database: Database) -> None:
     raise AssertionError("no record ends with its page")
 
 
+@pytest.mark.sampled
 @pytest.mark.every_pg
 def test_the_commit_records_of_real_wal_are_found(database: Database, seed: int) -> None:
     choose = random.Random(seed)

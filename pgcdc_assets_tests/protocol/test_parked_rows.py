@@ -75,6 +75,7 @@ def test_a_row_that_cannot_be_decoded_is_parked_with_reason_and_bytes(
         }
 
 
+@pytest.mark.sampled
 @settings(max_examples=300, deadline=None)
 @given(streams(), st.data())
 def test_a_damaged_tuple_changes_no_other_row(payloads: list[bytes], data: st.DataObject) -> None:

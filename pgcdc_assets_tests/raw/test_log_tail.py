@@ -128,6 +128,7 @@ def restore_and_grow(zone: RawZone, backup: dict[str, bytes], ends: list[int]) -
         land_elsewhere(zone, start, end)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ends", [[250, 260], [250, 260, 270]])
 def test_the_log_of_a_backup_with_other_commits_is_noticed(zone: RawZone, ends: list[int]) -> None:
     """The restored log has the version that the process knows, or a later version."""

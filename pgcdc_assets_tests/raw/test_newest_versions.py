@@ -111,6 +111,7 @@ def test_relation_versions_are_read_once(zone: RawZone, store_proxy: StoreProxy)
     assert store_proxy.counts() == {"HEAD": 2}
 
 
+@pytest.mark.sampled
 def test_a_busy_store_is_an_error_and_no_old_answer(zone: RawZone, store_proxy: StoreProxy) -> None:
     assert zone.changes.captured_through(1) == 100
     with store_proxy.making(Fault("cut")), pytest.raises(TransientError):

@@ -84,6 +84,7 @@ def test_the_windows_of_a_new_epoch_are_seen(zone: RawZone, backup: Path) -> Non
     check(zone, (1, 2))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("count", [1, 9, 12, 40])
 @pytest.mark.parametrize("size", [10, 35])
 def test_windows_that_are_landed_again_are_counted_once(
@@ -98,6 +99,7 @@ def test_windows_that_are_landed_again_are_counted_once(
     ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("count", [0, 5, 40])
 def test_lost_windows_are_forgotten_by_the_maintenance(
     zone: RawZone, backup: Path, caplog: pytest.LogCaptureFixture, count: int
@@ -121,6 +123,7 @@ def test_retention_succeeds_after_a_restore(zone: RawZone, backup: Path) -> None
     assert remove_windows(zone, 1, None, COMMIT_TS.replace(month=3)).floor == Lsn(1100)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("is_lost", [False, True], ids=["older", "lost"])
 def test_records_that_only_the_lost_raw_windows_had_are_counted_again(
     zone: RawZone, tmp_path: Path, is_lost: bool

@@ -35,6 +35,7 @@ def _interrupted(error: type[BaseException], seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, limit)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seconds", [0.01, 2.0], ids=["before the job", "during the job"])
 @pytest.mark.parametrize(
     "error", [KeyboardInterrupt, DagsterExecutionInterruptedError, pytest.fail.Exception]

@@ -121,6 +121,7 @@ def java_of(folder: Path) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.sampled
 def test_an_interrupted_start_leaves_no_process(clone: Clone) -> None:
     clone.server.stop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -177,6 +178,7 @@ def test_two_concurrent_starts_share_one_server(clone: Clone) -> None:
     assert "-Xmx1g" in psutil.Process(clone.running().pid).cmdline()
 
 
+@pytest.mark.sampled
 def test_status_shows_address_process_uptime_and_memory_without_the_token(clone: Clone) -> None:
     running = clone.running()
     said = clone.pgcdc("spark", "status")
@@ -208,6 +210,7 @@ def test_the_server_is_local_and_refuses_clients_without_a_token(
         other.stop()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("master", "status"), [("spark://master:7077", 0), ("local[2]", 1)])
 def test_the_test_query_of_a_cluster_needs_no_folder_of_this_machine(
     clone: Clone, tmp_path: Path, master: str, status: int

@@ -274,6 +274,7 @@ def test_an_ended_session_is_replaced_and_the_error_names_a_silent_server(
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.sampled
 def test_a_jvm_whose_launch_ends_at_once_is_launched_again(tmp_path: Path) -> None:
     found = importlib.util.find_spec("pyspark")
     assert found is not None

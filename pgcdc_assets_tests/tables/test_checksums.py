@@ -32,6 +32,7 @@ def append(path: Path) -> None:
     write_deltalake(str(path), pa.table({"id": [1]}), mode="append")
 
 
+@pytest.mark.sampled
 @pytest.mark.spark
 def test_spark_can_read_a_checkpoint_of_delta_rs_after_its_own(
     lake: Lake, path: Path, spark: SparkSession

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 
 from pgcdc_assets.tables.compaction import (
     MOST_SMALL_FILES,
@@ -26,6 +27,7 @@ def _limit(path: str) -> int:
     return next(number for number in range(1_000) if needs_compaction(path, _files(number)))
 
 
+@pytest.mark.sampled
 def test_tables_that_are_merged_together_are_compacted_at_different_merges() -> None:
     limits = [_limit(f"/lake/shop/scd2/public/t{number}") for number in range(100)]
     assert min(limits) >= MOST_SMALL_FILES

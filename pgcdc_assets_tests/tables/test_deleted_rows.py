@@ -42,6 +42,7 @@ def counted(path: str, version: int | None = None) -> dict[str, int]:
     return deleted_rows(Lake(path), path, table, pa.table(table.get_add_actions(flatten=True)))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("version", [0, 3, 4, 5, 7])
 def test_the_counts_of_the_log_are_those_of_the_vectors(
     path: str, version: int, monkeypatch: pytest.MonkeyPatch
@@ -142,6 +143,7 @@ def test_a_checkpoint_in_parts_is_left_to_delta_rs(
             counted(str(copy))
 
 
+@pytest.mark.sampled
 def test_a_checkpoint_with_its_adds_in_other_files_is_left_to_delta_rs(
     embedded_session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,6 +108,7 @@ def _check_merge(spark: SparkSession, landing: Landing, path: Path) -> None:
     assert (state.fence, state.watermark) == (fence + 1, landing.windows[-1].end_position)
 
 
+@pytest.mark.sampled
 @_WAYS
 def test_expired_transactions_are_read_from_the_log(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch, choose: _Choose
@@ -149,6 +150,7 @@ def test_transactions_that_spark_dropped_are_read_from_the_log(
     _check_merge(spark, landing, path)
 
 
+@pytest.mark.sampled
 def test_maintenance_renews_transactions_before_they_expire(
     spark: SparkSession, zone: RawZone
 ) -> None:

@@ -162,6 +162,7 @@ def test_a_folder_that_cannot_be_listed_is_named(
         needs_spark(lake, settled)
 
 
+@pytest.mark.sampled
 @pytest.mark.spark
 def test_vacuum_agrees_that_there_is_nothing_to_delete(
     lake: Lake, settled: Path, spark: SparkSession

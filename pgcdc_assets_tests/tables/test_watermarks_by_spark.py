@@ -98,6 +98,7 @@ def test_a_table_without_changes_keeps_its_watermark(
     assert sorted(ids) == [1, 2, 3, 4]
 
 
+@pytest.mark.sampled
 def test_the_watermark_of_an_idle_table_advances(spark: SparkSession, zone: RawZone) -> None:
     """Otherwise retention would keep all later windows of the capture."""
     landing, path = _merged(spark, zone, "clustering")

@@ -27,6 +27,7 @@ except TransientError as error:
 """
 
 
+@pytest.mark.sampled
 def test_the_end_of_spark_is_a_transient_error() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT], capture_output=True, text=True, timeout=120, check=False

@@ -179,6 +179,7 @@ def test_an_interrupt_ends_the_statement_of_the_source(pipeline: Pipeline) -> No
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.sampled
 def test_kept_rows_of_detached_partitions_hide_no_difference(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +219,7 @@ def test_kept_rows_of_detached_partitions_hide_no_difference(
     assert not found.is_equal
 
 
+@pytest.mark.sampled
 def test_a_column_that_was_changed_by_hand_is_a_definite_error_without_its_values(
     pipeline: Pipeline,
 ) -> None:

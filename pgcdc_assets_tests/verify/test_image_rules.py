@@ -87,6 +87,7 @@ def by_spark(spark: SparkSession, version: TableVersion) -> tuple[int, int]:
     return count_duplicates(spark, rows, MergeKey(version.key, dict(rows.dtypes)), None)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("columns", COUNTED.values(), ids=COUNTED)
 def test_the_count_equals_that_of_spark(
     spark: SparkSession, tmp_path: Path, columns: Columns

@@ -226,6 +226,7 @@ def test_a_table_without_a_key_has_no_rules_to_check(session: SparkSession, zone
     assert (found.has_key, found.is_sound, found.row_count) == (False, True, 0)
 
 
+@pytest.mark.sampled
 def test_a_table_that_was_never_merged_is_an_error(original: Merged) -> None:
     with pytest.raises(ConfigurationError, match="never merged"):
         check_all(original.session, original.zone, CdcTable("shop", "nope"), 1)

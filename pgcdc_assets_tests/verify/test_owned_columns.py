@@ -24,6 +24,7 @@ def merge(pipeline: Pipeline) -> None:
         assert isinstance(report, MergeReport), report.error
 
 
+@pytest.mark.sampled
 def test_an_owners_column_is_not_compared(pipeline: Pipeline) -> None:
     pipeline.start(
         "create table t (id int primary key, v text)",
@@ -49,6 +50,7 @@ def test_an_owners_column_is_not_compared(pipeline: Pipeline) -> None:
     assert "note" in verify(pipeline).columns
 
 
+@pytest.mark.sampled
 def test_a_column_that_only_the_table_has_is_a_difference_if_the_source_had_it(
     pipeline: Pipeline,
 ) -> None:

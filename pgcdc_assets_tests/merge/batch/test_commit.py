@@ -224,6 +224,7 @@ def test_rows_that_a_step_adds_and_removes_again_change_nothing(
     assert merges_by_spark(path) == 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("scd", [1, 2])
 def test_the_state_after_a_commit_is_kept_as_it_would_be_read(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch, scd: int

@@ -117,6 +117,7 @@ def test_a_table_whose_log_cannot_be_read_after_a_conflict_does_not_stop_the_oth
     assert (merges_by_spark(items.path) > 0, merges_by_spark(notes.path)) == (True, 0)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "error", [ConfigurationError(reason="no answer"), DeltaError("no answer"), OSError("no answer")]
 )

@@ -36,6 +36,7 @@ def _together(monkeypatch: pytest.MonkeyPatch) -> None:
     merge_together(monkeypatch)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["float8", "float4"])
 def test_filters_on_files_find_nan_and_negative_zero(
     spark: SparkSession, zone: RawZone, kind: str

@@ -135,6 +135,7 @@ _CASES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", _CASES)
 def test_the_reason_names_what_is_unusual(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch, name: str
@@ -158,6 +159,7 @@ def test_the_reason_names_what_is_unusual(
     assert _SECRET not in error.value.reason
 
 
+@pytest.mark.sampled
 def test_the_report_of_several_steps_has_the_reason_and_another_merge_has_none(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +184,7 @@ def test_the_report_of_several_steps_has_the_reason_and_another_merge_has_none(
     assert merge(spark, landing, _ITEMS).spark_reason == ""
 
 
+@pytest.mark.sampled
 def test_the_reason_after_an_error_has_its_kind_and_no_value(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +220,7 @@ def test_a_column_of_the_owner_in_the_way_of_a_renamed_one_stops_its_table_only(
     }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("error", [PySparkException("no answer"), ConnectionRefusedError()])
 def test_a_table_is_left_once_if_its_fold_and_the_casts_of_the_others_fail(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch, error: Exception
@@ -235,6 +239,7 @@ def test_a_table_is_left_once_if_its_fold_and_the_casts_of_the_others_fail(
     assert sorted(each.table for each in found) == ["items", "notes"]
 
 
+@pytest.mark.sampled
 def test_a_parked_row_is_no_version(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:

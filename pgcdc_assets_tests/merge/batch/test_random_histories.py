@@ -89,6 +89,7 @@ def test_the_versions_that_are_left_to_spark_are_exact_too(
     assert merges_by_spark(report.path) > 0
 
 
+@pytest.mark.sampled
 def test_both_ways_in_turns_have_the_same_rows_and_counts(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch, rng: random.Random
 ) -> None:
@@ -152,6 +153,7 @@ def test_a_value_is_compared_by_its_text(
     assert merges_by_spark(path) == 0
 
 
+@pytest.mark.sampled
 def test_many_files_of_ended_versions_are_compacted(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +178,7 @@ def test_many_files_of_ended_versions_are_compacted(
     assert [row["v"] for row in rows] == [f"v{number}" for number in range(25)]
 
 
+@pytest.mark.sampled
 def test_only_the_current_versions_count_for_the_size(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +197,7 @@ def test_only_the_current_versions_count_for_the_size(
     assert merges_by_spark(path) > 0
 
 
+@pytest.mark.sampled
 def test_a_deleted_row_leaves_no_current_version_and_comes_again(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ from pgcdc_assets_tests.support.merge.small_tables import (
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("scd", [1, 2])
 @pytest.mark.parametrize("together", [True, False], ids=["together", "by spark"])
 def test_a_part_of_the_identity_as_key_never_takes_a_value_of_another_row(
@@ -97,6 +98,7 @@ def test_a_source_column_with_the_name_of_a_column_of_histories_is_null_in_older
     assert {row["id"]: row["_is_current"] for row in found} == {1: None, 2: True, 3: False}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("scd", [1, 2])
 @pytest.mark.parametrize(
     ("name", "value", "is_left"),

@@ -37,6 +37,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_runs, "IDLE_SECONDS", 4.0)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("most_seconds", "reports"), [(60.0, 1), (0.0, 4)])
 def test_while_windows_wait_merges_are_reported_together(
     continuing: Orchestrated,
@@ -79,6 +80,7 @@ def test_while_windows_wait_merges_are_reported_together(
     assert "every table is merged" in (continuing.tick("merges").skip_message or "")
 
 
+@pytest.mark.sampled
 def test_merges_of_a_run_that_dies_before_its_report_are_reported_by_the_next_run(
     continuing: Orchestrated, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def merge_some(
     return results
 
 
+@pytest.mark.sampled
 def test_the_run_tells_why_spark_merged_a_table(
     orchestrated: Orchestrated, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

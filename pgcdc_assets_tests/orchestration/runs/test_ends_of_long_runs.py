@@ -88,6 +88,7 @@ EACH_TEAM = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("limits", "queued_team", "ends"),
     [

@@ -27,6 +27,7 @@ from pgcdc_assets_tests.support.waits import wait_until
 pytestmark = pytest.mark.postgres
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("number", "asked_seconds"),
     [

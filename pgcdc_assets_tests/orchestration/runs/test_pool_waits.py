@@ -91,6 +91,7 @@ def pending(instance: dg.DagsterInstance) -> list[str]:
     return [step.step_key for step in steps if step.run_id != "another run"]
 
 
+@pytest.mark.sampled
 def test_a_run_waits_without_processor_time_and_begins_when_the_pool_is_free(
     instance: dg.DagsterInstance, waiting: subprocess.Popen[str]
 ) -> None:
@@ -106,6 +107,7 @@ def test_a_run_waits_without_processor_time_and_begins_when_the_pool_is_free(
     assert pending(instance) == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("how", ["signal", "Dagster"])
 def test_a_terminated_run_does_not_wait_for_the_pool(
     instance: dg.DagsterInstance, waiting: subprocess.Popen[str], how: str

@@ -66,6 +66,7 @@ def files_of(instance: dg.DagsterInstance, run_id: str) -> list[Path]:
     return [path for path in Path(instance.root_directory).rglob("*") if run_id in path.name]
 
 
+@pytest.mark.sampled
 def test_runs_of_windows_without_a_key_are_deleted_with_their_records(
     landed: Orchestrated,
 ) -> None:
@@ -86,6 +87,7 @@ def test_runs_of_windows_without_a_key_are_deleted_with_their_records(
     landed.land()
 
 
+@pytest.mark.sampled
 def test_the_partitions_of_all_keys_stay_materialised(landed: Orchestrated) -> None:
     """No key is deleted, so the UI shows all windows, also the oldest one."""
     every = run_ids(landed.instance)
@@ -95,12 +97,14 @@ def test_the_partitions_of_all_keys_stay_materialised(landed: Orchestrated) -> N
     assert shown == set(landed.windows())
 
 
+@pytest.mark.sampled
 def test_young_runs_are_kept(landed: Orchestrated) -> None:
     forget_keys(landed, 2)
     young = dt.datetime.now(dt.UTC) - dt.timedelta(hours=1)
     assert delete(landed, older_than=young) == RecordReport()
 
 
+@pytest.mark.sampled
 def test_the_newest_materialisation_and_the_newest_results_of_checks_are_kept(
     landed: Orchestrated,
 ) -> None:
@@ -116,6 +120,7 @@ def test_the_newest_materialisation_and_the_newest_results_of_checks_are_kept(
     assert set(found) == set(checks)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("tags", [{}, {CAPTURE_TAG: "other"}])
 def test_runs_of_others_are_kept(landed: Orchestrated, tags: dict[str, str]) -> None:
     @dg.job(tags=tags)
@@ -128,6 +133,7 @@ def test_runs_of_others_are_kept(landed: Orchestrated, tags: dict[str, str]) -> 
     assert run_id in run_ids(landed.instance)
 
 
+@pytest.mark.sampled
 def test_an_unfinished_run_is_kept(landed: Orchestrated) -> None:
     run = landed.start_run("upkeep", {})
     forget_keys(landed, 3)
@@ -135,6 +141,7 @@ def test_an_unfinished_run_is_kept(landed: Orchestrated) -> None:
     assert run.run_id in run_ids(landed.instance)
 
 
+@pytest.mark.sampled
 def test_an_interrupted_deletion_is_repeated(
     landed: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +160,7 @@ def test_an_interrupted_deletion_is_repeated(
     assert files_of(landed.instance, gone[0]) == []
 
 
+@pytest.mark.sampled
 def test_old_events_of_the_lag_sensor_are_deleted(
     landed: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ def merged(result: dg.ExecuteInProcessResult) -> set[dg.AssetKey]:
     return {event.asset_key for event in events if event.asset_key is not None}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "tags",
     [

@@ -35,6 +35,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "IDLE_SECONDS", 2.0)
 
 
+@pytest.mark.sampled
 def test_a_capture_at_the_end_of_its_time_gets_one_successor(continuing: Orchestrated) -> None:
     continuing.land()
     newest = continuing.windows()[-1]
@@ -59,6 +60,7 @@ def test_a_merge_at_the_end_of_its_time_gets_one_successor(continuing: Orchestra
     assert continuing.tick("merges").run_requests == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("sensor", ["lag", "merges"])
 @pytest.mark.parametrize("tags", [LONG, {}], ids=["within its time", "not continuing"])
 def test_other_runs_get_no_successor(
@@ -69,6 +71,7 @@ def test_other_runs_get_no_successor(
     assert not continuing.tick(sensor).run_requests
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("sensor", ["lag", "merges"])
 def test_without_a_buffer_there_is_no_successor(
     continuing: Orchestrated, unbuffered: dg.DagsterInstance, sensor: str
@@ -99,6 +102,7 @@ def test_a_one_shot_run_requests_no_successor(continuing: Orchestrated) -> None:
     assert not continuing.tick("merges", one_shot=True).run_requests
 
 
+@pytest.mark.sampled
 def test_the_successor_of_a_capture_continues_behind_the_windows_landed_meanwhile(
     continuing: Orchestrated,
 ) -> None:

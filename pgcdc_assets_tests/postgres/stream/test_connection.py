@@ -59,6 +59,7 @@ def wait_for_stream(capturing: Capturing) -> int:
     return pid
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("wire")
 def test_a_silent_connection_is_lost_after_the_limit(capturing: Capturing, proxy: TcpProxy) -> None:
     """B1."""
@@ -115,6 +116,7 @@ def test_a_connection_that_gssapi_encrypts_is_read_through_libpq(
     assert capturing.texts("t") == [["1"]]
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("wire")
 def test_a_quiet_server_does_not_count_as_lost(capturing: Capturing) -> None:
     """B1: the server replies to status packets that request a reply."""
@@ -126,6 +128,7 @@ def test_a_quiet_server_does_not_count_as_lost(capturing: Capturing) -> None:
         capturing.capture(window, limits)
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("wire")
 def test_a_restart_of_the_server_fails_the_run_and_loses_no_change(
     own_capturing: Capturing, own_server: EmbeddedServer

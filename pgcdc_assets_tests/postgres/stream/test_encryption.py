@@ -48,6 +48,7 @@ def encrypted(tls_server: TlsServer, tls_database: Database, tmp_path: Path) -> 
     return Capturing(tls_database, zone, f"s_{tls_database.name}", conninfo)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("options", "unused"),
     [
