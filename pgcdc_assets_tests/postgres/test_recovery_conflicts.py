@@ -37,7 +37,9 @@ create publication pub for table t with (publish_via_partition_root)
 _PATIENT = "max_standby_streaming_delay", "-1"
 
 _COUNTED_DEADLOCKS = """
-select confl_deadlock from pg_stat_database_conflicts where datname = current_database()
+select deadlocks::int + confl_deadlock::int
+  from pg_stat_database join pg_stat_database_conflicts using (datid)
+ where datid = (select oid from pg_database where datname = current_database())
 """
 
 
