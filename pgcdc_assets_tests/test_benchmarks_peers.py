@@ -112,7 +112,7 @@ def test_a_failed_tool_has_a_reason_and_other_tools_are_measured(
     entries = [entry_of(each, context) for each in results]
     comparison = generate("<!-- results: comparison -->\n<!-- end results -->", entries)
     good, bad = comparison.splitlines()[4:6]
-    assert f"| {_CHANGES} |" in good
+    assert f"| {_CHANGES:,} |" in good
     assert "not measured" in bad
     rows = generate("<!-- results: rows -->\n<!-- end results -->", entries)
     assert rows.count("false ended with 1") == 1
