@@ -42,11 +42,12 @@ def run(options: argparse.Namespace) -> int:
     captures = load_location(options.module).select(options.name)
     if options.watch is None:
         failures = _print_all(captures)
-        if len(captures) == 1 and failures:
-            raise failures[0]
-        for error in failures:
-            complain(str(error))
-        return max((error.exit_status for error in failures), default=0)
+        if len(captures) == 1:
+            for error in failures.values():
+                raise error
+        for name, error in failures.items():
+            complain(f"{name}: {error}")
+        return max((error.exit_status for error in failures.values()), default=0)
     try:
         with contextlib.suppress(KeyboardInterrupt):
             _watch(captures, options.watch)
@@ -59,23 +60,23 @@ def _watch(captures: Sequence[LoadedCapture], seconds: float) -> None:
     is_screen = sys.stdout.isatty()
     while True:
         print(f"{_CLEAR if is_screen else ''}{time.strftime('%Y-%m-%d %H:%M:%S')}")
-        for error in _print_all(captures):
+        for name, error in _print_all(captures).items():
             if not isinstance(error, TransientError):
                 raise error
-            print(f"  UNKNOWN {error}")
+            print(f"{name}: UNKNOWN {error}")
         print(flush=True)
         time.sleep(seconds)
 
 
-def _print_all(captures: Sequence[LoadedCapture]) -> list[PgcdcError]:
-    """Print all captures, and return the errors of those that cannot be printed."""
-    failures = []
+def _print_all(captures: Sequence[LoadedCapture]) -> dict[str, PgcdcError]:
+    """Print all captures, and return the errors of those that cannot be printed, by their names."""
+    failures = {}
     with open_instance() as instance:
         for loaded in captures:
             try:
                 _print(instance, loaded)
             except PgcdcError as error:
-                failures.append(error)
+                failures[loaded.capture.name] = error
     return failures
 
 

@@ -41,6 +41,7 @@ def location(project: Path, database: Database, monkeypatch: pytest.MonkeyPatch)
 def test_a_capture_that_fails_does_not_hide_the_next_one(location: str, command: str) -> None:
     done = pgcdc(command, "-m", location)
     assert done.returncode == 3
+    assert "pgcdc: absent: " in done.stderr
     assert "127.0.0.1:1" in done.stderr
     assert "ublication p, " in done.stdout
 
