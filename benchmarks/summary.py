@@ -178,6 +178,11 @@ SUMMARY: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ),
         ("sync_small_server", "the same with a Spark server", "limit"),
         ("sync_small_embedded", "the same without a server", "limit"),
+        (
+            "sync_small_sensors_server_vs_embedded",
+            "the evaluation of the sensors in it, with a Spark server",
+            "without a server",
+        ),
         ("first_merge_8_tables_cold", "first merge of 8 tiny tables in a new process", ""),
         ("dagster_run_overhead", "a run of Dagster, without its merge", "limit"),
         ("demo_cold", "`make demo` from an installed clone", "limit"),
