@@ -180,7 +180,7 @@ SUMMARY: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("sync_small_embedded", "the same without a server", "limit"),
         (
             "sync_small_sensors_server_vs_embedded",
-            "the evaluation of the sensors in it, with a Spark server",
+            "sensors in the same sync, with a Spark server",
             "without a server",
         ),
         ("first_merge_8_tables_cold", "first merge of 8 tiny tables in a new process", ""),

@@ -42,9 +42,9 @@ def run(options: argparse.Namespace) -> int:
     captures = load_location(options.module).select(options.name)
     if options.watch is None:
         failures = _print_all(captures)
-        if len(captures) == 1:
-            for error in failures.values():
-                raise error
+        if len(captures) == 1 and failures:
+            [error] = failures.values()
+            raise error
         for name, error in failures.items():
             complain(f"{name}: {error}")
         return max((error.exit_status for error in failures.values()), default=0)

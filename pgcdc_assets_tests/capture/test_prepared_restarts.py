@@ -36,7 +36,6 @@ def _killed(capturing: Capturing, failpoint: str, streaming: Streaming) -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(
     "streaming", [pytest.param(Streaming.OFF, marks=pytest.mark.soak), Streaming.ON]
 )

@@ -31,7 +31,6 @@ def _version(database: Database) -> int:
     return int(database.value("show server_version_num")) // 10000
 
 
-@pytest.mark.sampled
 @pytest.mark.every_pg
 @pytest.mark.parametrize(
     ("streaming", "two_phase"),
@@ -69,7 +68,6 @@ def test_over_tls(
     _check(run_in_process(database, database, zone, plugin, seed, KILLS, certificates))
 
 
-@pytest.mark.sampled
 @pytest.mark.every_pg(since=16)
 @pytest.mark.parametrize(
     ("streaming", "is_encrypted"),

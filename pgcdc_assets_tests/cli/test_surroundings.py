@@ -71,6 +71,21 @@ def test_the_end_of_a_pipes_reader_has_a_documented_exit_status(location: str) -
 
 
 @pytest.mark.postgres
+def test_a_watch_names_the_capture_whose_server_does_not_answer(location: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "pgcdc_assets.cli", "status", "--watch", "0.1", "-m", location],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            lines = iter(process.stdout.readline, "")
+            assert any(line.startswith("absent: UNKNOWN ") for line in lines)
+        finally:
+            process.kill()
+
+
+@pytest.mark.postgres
 def test_a_name_that_the_terminal_cannot_show_is_escaped(location: str) -> None:
     done = pgcdc("check", "--name", "there", "-m", location, PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr

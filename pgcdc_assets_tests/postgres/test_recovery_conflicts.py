@@ -38,8 +38,8 @@ _PATIENT = "max_standby_streaming_delay", "-1"
 
 _COUNTED_DEADLOCKS = """
 select deadlocks::int + confl_deadlock::int
-  from pg_stat_database join pg_stat_database_conflicts using (datid)
- where datid = (select oid from pg_database where datname = current_database())
+  from pg_stat_database join pg_stat_database_conflicts using (datid, datname)
+ where datname = current_database()
 """
 
 
