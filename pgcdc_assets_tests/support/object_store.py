@@ -20,7 +20,8 @@ from dataclasses import asdict
 import pytest
 from deltalake import DeltaTable
 
-from pgcdc_assets.demo.object_store import ObjectStore, install
+from pgcdc_assets.demo.object_store import ObjectStore
+from pgcdc_assets.demo.object_store_program import install
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets_tests.support.object_store_proxy import CONTROL, Fault, Request
@@ -127,11 +128,3 @@ def s3_lake(store_proxy: StoreProxy, request: pytest.FixtureRequest) -> Lake:
     """An empty lake of the test in the S3 server."""
     name = "".join(c if c.isalnum() else "_" for c in request.node.name)
     return Lake(f"s3://{ObjectStore.bucket}/{name}-{time.time_ns()}")
-
-
-if __name__ == "__main__":
-    # Tests in parallel would wait for a build that takes minutes.
-    try:
-        install(print)
-    except ConfigurationError as error:
-        sys.exit(str(error))
