@@ -25,6 +25,7 @@
     │   ├── RawZoneError
     │   ├── TableDamaged
     │   └── MergeConflict
+    │       └── TableRefused
     ├── CaptureCancelled        the caller ended the capture: no retry  exit status 130
     └── DifferenceFound         a comparison found differing contents   exit status 1
 
@@ -69,6 +70,7 @@ from pgcdc_assets.errors.tables import (
     TableChanged,
     TableDamaged,
     TableMoved,
+    TableRefused,
     WatermarkGap,
     WindowUnavailable,
 )
@@ -99,6 +101,7 @@ __all__ = [
     "TableChanged",
     "TableDamaged",
     "TableMoved",
+    "TableRefused",
     "TransientError",
     "WatermarkGap",
     "WindowUnavailable",

@@ -134,6 +134,10 @@ class MergeConflict(DefiniteError):
     table: str
 
 
+class TableRefused(MergeConflict):
+    """A table does not accept a merge as its owner or another tool has altered it."""
+
+
 class SnapshotNeeded(SnapshotError, MergeConflict):
     """A table cannot be merged before a new snapshot."""
 

@@ -19,6 +19,7 @@ from pgcdc_assets.errors import (
     PgcdcError,
     SnapshotNeeded,
     TableDamaged,
+    TableRefused,
     TransientError,
 )
 from pgcdc_assets.merge.fold.events import NULL_KEY
@@ -100,7 +101,7 @@ def _explained(task: MergeTask, error: Exception, session: SparkSession | None) 
     inner = next((known for known in _IN_TEXT if known in text), None)
     if inner is not None or is_definite(error):
         condition = inner or condition
-        return MergeConflict(
+        return TableRefused(
             table=name,
             reason=f"Spark reported {condition}, which a retry would raise again. Nothing was "
             "committed; the cause is in the log. If the Delta table was altered by hand, undo "
@@ -127,13 +128,13 @@ def _required_columns(task: MergeTask, text: str) -> list[str]:
     return [field["name"] for field in fields if not field["nullable"]]
 
 
-def _must_be_nullable(task: MergeTask, columns: Sequence[str]) -> MergeConflict:
+def _must_be_nullable(task: MergeTask, columns: Sequence[str]) -> TableRefused:
     names = ", ".join(f'"{column}"' for column in columns)
     statements = "; ".join(
         f"ALTER TABLE {delta_table(task.path)} ALTER COLUMN {identifier(column)} DROP NOT NULL"
         for column in columns
     )
-    return MergeConflict(
+    return TableRefused(
         table=task.plan.target.qualified_name,
         reason=f"another tool has made columns of the Delta table NOT NULL: {names}. A merge has "
         f"no value for such a column. Nothing was committed. Run in Spark: {statements}",

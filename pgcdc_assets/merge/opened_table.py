@@ -15,7 +15,8 @@ from pgcdc_assets.raw.table_ends import TableEnd, find_table_end
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
-from pgcdc_assets.tables.properties import KEY, RELATION_ID, parse_key
+from pgcdc_assets.tables.merge_notes import followed_relation
+from pgcdc_assets.tables.properties import KEY, parse_key
 from pgcdc_assets.tables.state import ScdState, read_scd_state, table_path
 from pgcdc_assets.tables.unlogged_files import holds_data_files, may_precede
 
@@ -45,8 +46,8 @@ class OpenedTable:
     @property
     def relation_id(self) -> int | None:
         """The OID that the table was merged from; None if the table does not say."""
-        properties = self.state.properties if self.state is not None else {}
-        return int(properties[RELATION_ID]) if RELATION_ID in properties else None
+        followed = followed_relation(self.state) if self.state is not None else None
+        return None if followed is None else followed[0]
 
     @property
     def is_keyless(self) -> bool:

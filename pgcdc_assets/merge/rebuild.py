@@ -50,6 +50,7 @@ from pgcdc_assets.spark.sql import delta_table, string
 from pgcdc_assets.tables.columns import DELETED, OP, VALID_FROM
 from pgcdc_assets.tables.deleted_rows import deleted_rows
 from pgcdc_assets.tables.fence import Step, fence_app_id, read_fence
+from pgcdc_assets.tables.merge_notes import NOTES
 from pgcdc_assets.tables.properties import BEGINS_WITH, KEY_SINCE, MAPPING, MAX_COLUMN_ID, OURS
 from pgcdc_assets.tables.schema_gate import read_gate
 from pgcdc_assets.tables.state import check_written, table_path
@@ -325,11 +326,14 @@ def _keep_properties_in_step(
     wanted = {
         name: value
         for name, value in staged.metadata().configuration.items()
-        if name.startswith(OURS) and name != MAX_COLUMN_ID and known.get(name) != value
+        if name.startswith(OURS)
+        and name not in (MAX_COLUMN_ID, *NOTES)
+        and known.get(name) != value
     }
     if wanted:
         pairs = ", ".join(f"{string(name)} = {string(value)}" for name, value in wanted.items())
         spark.sql(f"ALTER TABLE {delta_table(path)} SET TBLPROPERTIES ({pairs})")
-    for name in (BEGINS_WITH, KEY_SINCE):
-        if name in known and name not in staged.metadata().configuration:
+    # The notes are about the rows before the rebuild.
+    for name in (BEGINS_WITH, KEY_SINCE, *NOTES):
+        if name in known and (name in NOTES or name not in staged.metadata().configuration):
             spark.sql(f"ALTER TABLE {delta_table(path)} UNSET TBLPROPERTIES ({string(name)})")

@@ -26,6 +26,7 @@ from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.tables.checkpoints import WITHOUT_UPKEEP
 from pgcdc_assets.tables.fence import Step, fence_app_id, fence_transactions, read_fence
+from pgcdc_assets.tables.merge_notes import NOTES
 from pgcdc_assets.tables.owned_columns import (
     NOTHING_OWNED,
     OwnedColumns,
@@ -216,7 +217,7 @@ def create_again(
     if metadata.partition_columns:
         writer = writer.partitionedBy(*map(F.col, metadata.partition_columns))
     for name, value in metadata.configuration.items():
-        if not name.startswith(_ASSIGNED):
+        if not name.startswith(_ASSIGNED) and name not in NOTES:
             writer = writer.tableProperty(name, value)
     if metadata.description:
         writer = writer.tableProperty("comment", metadata.description)

@@ -23,6 +23,7 @@ from pgcdc_assets.activity import activity
 from pgcdc_assets.errors import (
     DefiniteError,
     MergeConflict,
+    TableRefused,
 )
 from pgcdc_assets.lsn import LsnWindow, Position
 from pgcdc_assets.merge.batch.run import SmallMerges
@@ -153,11 +154,18 @@ class _Merge:
         return outcome
 
     def _step(self, spark: SparkSession, task: MergeTask) -> MergeReport | MergeFailure:
-        """Merge one step; if its changes cannot be folded, continue with the next snapshot."""
+        """Merge one step; if its changes cannot be folded, continue with the next snapshot.
+
+        A table that keeps the past waits for its owner instead, if its own definition refuses the
+        rows: it would lose versions that it can still get.
+        """
         outcome = self._merge(spark, task)
         if isinstance(outcome, MergeReport) or task.plan.is_last:
             return outcome
         if not isinstance(outcome.error, DefiniteError):
+            return outcome
+        keeps_past = task.plan.target.keeps_history(task.scd)
+        if keeps_past and isinstance(outcome.error, TableRefused):
             return outcome
         following = self._plan_after_next_snapshot(task)
         if following is None:

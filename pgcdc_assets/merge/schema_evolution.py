@@ -21,6 +21,13 @@ from pgcdc_assets.spark.sql import delta_table, identifier, string
 from pgcdc_assets.tables.columns import normalize_name
 from pgcdc_assets.tables.comments import join_digests
 from pgcdc_assets.tables.fence import Step
+from pgcdc_assets.tables.merge_notes import (
+    FILL,
+    FOLLOWED,
+    followed_relation,
+    read_note,
+    write_note,
+)
 from pgcdc_assets.tables.owned_columns import OwnedColumns
 from pgcdc_assets.tables.properties import (
     CHOSEN_TYPES,
@@ -32,9 +39,6 @@ from pgcdc_assets.tables.properties import (
 )
 from pgcdc_assets.tables.source_columns import SOURCE, TableColumn, columns_text
 from pgcdc_assets.tables.state import ScdState
-
-# Which columns a merge adds and fills, and the fence of the state that it found.
-_FILL = "pgcdc.fill"
 
 # Table features, and the types in SQL and in Delta's log that need these features.
 _FEATURES = {
@@ -48,12 +52,9 @@ def fields_to_fill(state: ScdState, schema: TableSchema) -> list[Field]:
 
     These are the missing columns, and the columns that an interrupted merge has added.
     """
-    interrupted: set[str] = set()
     known = set(map(normalize_name, state.columns))
-    noted = json.loads(state.properties.get(_FILL, "{}"))
-    # Every write changes the fence: after another write the rows were filled or replaced.
-    if noted.get("fence") == state.fence:
-        interrupted = set(noted["columns"])
+    noted = read_note(state, FILL)
+    interrupted = set(noted["columns"]) if noted is not None else set()
     return [
         field
         for field in schema.fields
@@ -67,26 +68,31 @@ def add_columns(
     state: ScdState,
     schema: TableSchema,
     columns: Sequence[TableColumn],
-    filled: Sequence[Field] = (),
+    filled: Sequence[Field],
+    followed: tuple[int, int] | None,
 ) -> None:
     """Add missing fields to the table; each step can be repeated after a crash.
 
     Args:
         columns: of the table.
         filled: fields for which `fill_columns` follows; they are recorded in the table.
+        followed: as for `set_properties`.
     """
     path = state.path
     known = set(map(normalize_name, state.columns))
     missing = [
         i for i, field in enumerate(schema.fields) if normalize_name(field.name) not in known
     ]
-    if not missing:
+    if not missing and not filled:
         return
     table = delta_table(path)
     properties = {**_relation_properties(state, schema, columns), **_features(schema)}
+    # The rows follow in the next write, or in the write after `fill_columns`.
+    through = state.fence + bool(filled)
+    properties |= _note_followed(state, schema, followed, through)
     if filled:
-        noted = {"fence": state.fence, "columns": [field.name for field in filled]}
-        properties[_FILL] = json.dumps(noted)
+        names = [field.name for field in filled]
+        properties[FILL] = write_note(state, through, {"columns": names})
     _set(spark, path, properties)
     for i in missing:
         field = schema.fields[i]
@@ -151,7 +157,7 @@ def replace_table(
     in the new rows.
     """
     allow_types(spark, state, schema)
-    set_properties(spark, state, schema, ())
+    set_properties(spark, state, schema, (), followed_relation(state))
     _overwrite(spark, rows.select(*name_columns(schema, owned.comments)), state.path, owned, step)
 
 
@@ -206,15 +212,21 @@ def follows_relation(state: ScdState, schema: TableSchema) -> bool:
 
 
 def set_properties(
-    spark: SparkSession, state: ScdState, schema: TableSchema, columns: Sequence[TableColumn]
+    spark: SparkSession,
+    state: ScdState,
+    schema: TableSchema,
+    columns: Sequence[TableColumn],
+    followed: tuple[int, int] | None,
 ) -> None:
     """Record the relation of the table's contents; the owner's properties stay.
 
     Args:
         columns: of the table; empty if a rewrite follows, which identifies them.
+        followed: the OID and the relation version that the rows follow until the next write.
     """
     existing = state.properties
     properties = _relation_properties(state, schema, columns)
+    properties |= _note_followed(state, schema, followed, state.fence)
     if CHOSEN_TYPES in existing:
         properties.setdefault(CHOSEN_TYPES, "{}")
     changed = {
@@ -250,6 +262,18 @@ def _relation_properties(
             properties[COMMENTS], state.properties, [state.description, *present]
         )
     return properties
+
+
+def _note_followed(
+    state: ScdState, schema: TableSchema, followed: tuple[int, int] | None, through: int
+) -> dict[str, str]:
+    """Return the note of the relation that the rows follow, if the schema has another one."""
+    if followed in (None, (schema.relation.relation_id, schema.version)):
+        return {}
+    assert followed is not None
+    relation_id, version = followed
+    noted = {"relation_id": relation_id, "relation_version": version}
+    return {FOLLOWED: write_note(state, through, noted)}
 
 
 def _features(schema: TableSchema) -> dict[str, str]:

@@ -23,6 +23,8 @@ _CONFLICTS = (
     "DELTA_SCHEMA_CHANGE_SINCE_ANALYSIS",
     "DELTA_SCHEMA_CHANGED",
     "DELTA_MAX_COMMIT_RETRIES_EXCEEDED",
+    # Of a column that is to be added: another merge has added it since the columns were read.
+    "FIELD_ALREADY_EXISTS",
 )
 _CONFLICT_CLASSES = ("Concurrent", "MetadataChanged", "ProtocolChanged")
 

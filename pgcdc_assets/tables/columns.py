@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from pgcdc_assets.errors import MergeConflict
 from pgcdc_assets.protocol.relation import Relation
@@ -90,6 +90,12 @@ def check_names(relation: Relation, system: SystemColumns = SCD1_COLUMNS) -> Non
                 "case only, and Delta cannot distinguish them. Rename one, or leave it out of the "
                 "publication.",
             )
+
+
+def unused_names(count: int, taken: Iterable[str]) -> list[str]:
+    """Return names for further columns that no column of a table has, in any case."""
+    longest = max(map(len, taken), default=0)
+    return [f"_{number}".ljust(longest + 1, "_") for number in range(count)]
 
 
 def normalize_name(name: str) -> str:

@@ -37,8 +37,9 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.tuning import SMALL_BYTES
 from pgcdc_assets.tables.columns import SCD1_COLUMNS, SystemColumns
 from pgcdc_assets.tables.fence import Step
+from pgcdc_assets.tables.merge_notes import followed_relation
 from pgcdc_assets.tables.owned_columns import find_owned, versions_of_table
-from pgcdc_assets.tables.properties import KEY, RELATION_ID, RELATION_VERSION
+from pgcdc_assets.tables.properties import KEY
 from pgcdc_assets.tables.state import ScdState, check_written, overtaken_error, read_scd_state
 
 # Their readers would see every row that is written again go and come.
@@ -199,15 +200,14 @@ class TableKind(ABC):
             copied = self.task.snapshot_version
             assert copied is not None
             return copied.relation.relation_id, copied.version, None
-        properties = state.properties
-        if RELATION_ID not in properties:
+        followed = followed_relation(state)
+        if followed is None:
             raise MergeConflict(
                 table=self.task.plan.target.qualified_name,
                 reason=f"the Delta table {self.task.path} was not made by this package. Move it to "
                 "another folder",
             )
-        made_with = int(properties[RELATION_VERSION])
-        return int(properties[RELATION_ID]), made_with, properties.get(KEY)
+        return *followed, state.properties.get(KEY)
 
     def read_snapshot(self, snapshot: Snapshot, schema: TableSchema) -> DataFrame:
         """Read a snapshot's tuples, column `new`. A NULL in the configured key raises an error."""
@@ -230,6 +230,7 @@ class TableKind(ABC):
         version = self._find_version(schema)
         columns = read_past(self.task, state, version)
         changes = find_column_changes(columns, schema)
+        followed = followed_relation(state)
         if changes.needs_rewrite:
             allow_types(self.spark, state, schema)
             rewrite = step.keeping(state.watermark)
@@ -239,17 +240,17 @@ class TableKind(ABC):
             state = self.read_state()
             columns = read_past(self.task, state, version)
         fields = [] if state.is_empty else fields_to_fill(state, schema)
-        add_columns(self.spark, state, schema, columns, fields)
+        add_columns(self.spark, state, schema, columns, fields, followed)
         if fields:
             failpoints.reach(failpoints.AFTER_COLUMNS_ADDED)
             fill = step.keeping(state.watermark)
             fill_columns(self.spark, state.path, fields, self.row_condition, fill)
             step = self.follow_write(fill, step)
             self.filled.extend(each.name for each in fields)
-        if changes.missing:
+        if changes.missing or fields:
             state = self.read_state()
         elif not follows_relation(state, schema):
-            set_properties(self.spark, state, schema, columns)
+            set_properties(self.spark, state, schema, columns, followed)
         return state, step
 
     def follow_relation(
@@ -263,7 +264,7 @@ class TableKind(ABC):
         check_retypes(schema, state.properties, state.schema)
         state, step = self.follow_columns(state, schema, step)
         columns = read_past(self.task, state, self._find_version(schema))
-        set_properties(self.spark, state, schema, columns)
+        set_properties(self.spark, state, schema, columns, followed_relation(state))
         return state, step
 
     def read_state(self) -> ScdState:

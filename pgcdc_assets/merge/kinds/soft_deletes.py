@@ -40,6 +40,7 @@ from pgcdc_assets.tables.columns import (
     ORDINAL,
     SOFT_DELETE_COLUMNS,
     SystemColumns,
+    unused_names,
 )
 from pgcdc_assets.tables.fence import Step
 
@@ -176,15 +177,16 @@ class SoftDeletes(AccumulatingTable):
             of_key = f"PARTITION BY {', '.join(f'struct({each.sql})' for each in values)}"
             is_null = " OR ".join(each.is_null for each in values)
             before = [n for n in stored_key(self.task.state) if n in rows.columns]
+            lacks_key, rows_of_key, place = unused_names(3, rows.columns)
             order = [DELETED, f"{LSN} DESC", f"{ORDINAL} DESC", *map(identifier, before)]
             rows = rows.selectExpr(
                 "*",
-                f"({is_null}) AS lacks_key",
-                f"count_if(NOT _deleted) OVER ({of_key}) AS rows_of_key",
-                f"row_number() OVER ({of_key} ORDER BY {', '.join(order)}) AS place",
+                f"({is_null}) AS {lacks_key}",
+                f"count_if(NOT _deleted) OVER ({of_key}) AS {rows_of_key}",
+                f"row_number() OVER ({of_key} ORDER BY {', '.join(order)}) AS {place}",
             )
-            is_lost = "NOT _deleted AND (lacks_key OR rows_of_key > 1)"
-            is_kept = "lacks_key OR place = 1"
+            is_lost = f"NOT _deleted AND ({lacks_key} OR {rows_of_key} > 1)"
+            is_kept = f"{lacks_key} OR {place} = 1"
         changed = {
             DELETED: f"_deleted OR ({is_lost})",
             DELETED_AT_LSN: f"IF({is_lost}, {lsn}L, _deleted_at_lsn)",

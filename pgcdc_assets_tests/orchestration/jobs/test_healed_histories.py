@@ -3,6 +3,8 @@ and of tables that are dropped and created again."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +12,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.capture.schema_watch import poll_catalog
-from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.merge import rebuild_table
+from pgcdc_assets.merge.kinds.base import TableKind
 from pgcdc_assets.orchestration.state import read_gates
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.raw.scan import scan_changes
@@ -187,7 +190,10 @@ def test_rows_without_a_value_of_their_own_of_the_new_key_end_at_the_snapshot(
 ) -> None:
     """Stored rows have NULL, the same value, or a value of their own as the new key."""
     orchestrated = with_kinds(orchestrated)
-    orchestrated.database.execute("alter table a add k int; alter table b add k int")
+    # The further columns have names that the statements of the merge might use.
+    in_both(
+        orchestrated, "alter table {0} add k int, add place text, add lacks_key text, add _0 int"
+    )
     in_both(orchestrated, "update {0} set k = 50 + id / 4 where id > 2")
     orchestrated.sync()
     in_both(orchestrated, "delete from {0} where id in (8, 9)")
@@ -240,9 +246,31 @@ def assert_ended(orchestrated: Orchestrated, spark: SparkSession, ends: dict[str
     assert {row[2] for row in kept if row[0] not in (3, 4, 5, 6)} == {ends["b"]}
 
 
+@contextmanager
+def failing_once() -> Iterator[list[str]]:
+    """Let the first merge of each table fail before the rows of a later snapshot.
+
+    Yield the paths of the tables that failed.
+    """
+    real = TableKind.follow_relation
+    failed: list[str] = []
+
+    def follow(kind: TableKind, *given: Any) -> Any:
+        found = real(kind, *given)
+        if kind.task.path not in failed:
+            failed.append(kind.task.path)
+            raise TransientError(reason="The server ended.")
+        return found
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(TableKind, "follow_relation", follow)
+        yield failed
+
+
 @pytest.mark.sampled
+@pytest.mark.parametrize("fails", [False, True], ids=["at once", "after a failure"])
 def test_the_rows_of_a_dropped_table_end_with_the_transaction_that_created_it_again(
-    orchestrated: Orchestrated, spark: SparkSession
+    orchestrated: Orchestrated, spark: SparkSession, *, fails: bool
 ) -> None:
     orchestrated = with_kinds(orchestrated)
     orchestrated.sync()
@@ -262,6 +290,10 @@ def test_the_rows_of_a_dropped_table_end_with_the_transaction_that_created_it_ag
         "update {0} set v = 'new' where id = 3",
         "insert into {0} values (6, 'row 6')",
     )
+    if fails:
+        with failing_once() as failed, suppress(TransientError):
+            orchestrated.sync()
+        assert len(failed) == 2
     orchestrated.sync()
     ends = {}
     for table in ("a", "b"):

@@ -1,0 +1,65 @@
+"""Notes of an unfinished merge in a table's properties: what the rows do not follow yet.
+
+A merge changes the columns of a table, and the properties that describe them, in commits before
+that of the rows. A merge that ends in between leaves the new description over the old rows. Each
+note says what the next merge needs to know of the old description. A note is never removed: it
+holds for one table, from the fence at which it was written to the last fence before the rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pgcdc_assets.tables.properties import RELATION_ID, RELATION_VERSION
+
+if TYPE_CHECKING:
+    from pgcdc_assets.tables.state import ScdState
+
+# Columns that a merge has added, and whose default the rows may lack.
+FILL = "pgcdc.fill"
+
+# The relation that the rows follow.
+FOLLOWED = "pgcdc.followed"
+
+# Another table must not get these properties of a table.
+NOTES = (FILL, FOLLOWED)
+
+
+def write_note(state: ScdState, through: int, values: Mapping[str, Any]) -> str:
+    """Return a note as the text of a property.
+
+    Args:
+        state: before the merge writes the property.
+        through: the last fence at which the note holds.
+        values: the content of the note.
+    """
+    table = state.table.metadata().id
+    return json.dumps({"table": table, "fence": state.fence, "through": through, **values})
+
+
+def read_note(state: ScdState, name: str) -> dict[str, Any] | None:
+    """Read a note; None without a note that holds for this state of the table."""
+    text = state.properties.get(name)
+    if text is None:
+        return None
+    noted: dict[str, Any] = json.loads(text)
+    # A note of an earlier release names no table, and may be from the table that was copied.
+    if not noted["fence"] <= state.fence <= noted.get("through", noted["fence"]):
+        return None
+    return noted if noted.get("table") == state.table.metadata().id else None
+
+
+def followed_relation(state: ScdState) -> tuple[int, int] | None:
+    """Return the OID and the relation version that the rows of a table follow.
+
+    Return None if the table does not say, because another program has made it.
+    """
+    noted = read_note(state, FOLLOWED)
+    if noted is not None:
+        return noted["relation_id"], noted["relation_version"]
+    properties = state.properties
+    if RELATION_ID not in properties:
+        return None
+    return int(properties[RELATION_ID]), int(properties[RELATION_VERSION])

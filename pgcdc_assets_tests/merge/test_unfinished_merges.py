@@ -1,0 +1,179 @@
+"""A merge that ended between its commits leaves notes, which hold for one table and its old rows.
+
+A note of a copied table, or one of an earlier state, changes no row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets import failpoints
+from pgcdc_assets.errors import TableRefused
+from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables, rebuild_table
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.spark.sql import delta_table
+from pgcdc_assets.tables.columns import unused_names
+from pgcdc_assets.tables.merge_notes import FILL, FOLLOWED, NOTES
+from pgcdc_assets.tables.state import read_scd_state
+from pgcdc_assets.verify import check_all, small_table
+from pgcdc_assets_tests.support.merge.history import Landing, column, insert, relation, update
+from pgcdc_assets_tests.support.merge.one_table import merge
+from pgcdc_assets_tests.support.merge.pipeline import Pipeline
+from pgcdc_assets_tests.support.verify.comparison import verify
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+_ITEMS = CdcTable("shop", "items")
+_HISTORY = CdcTable("shop", "items", (2,))
+_BOTH = CdcTable("public", "t", scd=(1, 2))
+
+
+class _Killed(Exception):
+    pass
+
+
+@pytest.fixture
+def kill_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Return a function that ends the next merge at a failpoint."""
+    left: list[str] = []
+
+    def reach(name: str) -> None:
+        if left and left[0] == name:
+            left.pop()
+            raise _Killed
+
+    monkeypatch.setattr(failpoints, "reach", reach)
+    return left.append
+
+
+def _fail(pipeline: Pipeline, target: CdcTable) -> None:
+    (failure,) = pipeline.merge(None, target).values()
+    assert isinstance(failure, MergeFailure)
+    assert isinstance(failure.error.__cause__, _Killed)
+
+
+def _succeed(pipeline: Pipeline, target: CdcTable) -> None:
+    for report in pipeline.merge(None, target).values():
+        assert isinstance(report, MergeReport), report.error.__cause__ or report.error
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("target", [_ITEMS, _HISTORY], ids=["SCD1", "SCD2"])
+def test_a_table_that_was_made_again_keeps_the_values_of_an_added_column(
+    spark: SparkSession, zone: RawZone, target: CdcTable
+) -> None:
+    before = relation(column("id"), column("v", "text"))
+    after = relation(column("id"), column("v", "text"), column("n", missing="5"))
+    landing = Landing(zone, [before, after])
+    landing.begin([["1", "a"], ["2", "b"]])
+    landing.land([update("1", "A", "42", version=2)])
+    path = merge(spark, landing, target).path
+    entry = max(Path(path, "_delta_log").glob("*.json"))
+    entry.write_text(entry.read_text()[:20])
+    rebuild_table(spark, zone, target, target.scd[0])
+    state = read_scd_state(zone.lake, zone.name, path)
+    assert state is not None and not set(NOTES) & set(state.properties)
+    landing.land([insert("3", "c", "7", version=2)])
+    merge(spark, landing, target)
+    rows = (
+        spark.read.format("delta")
+        .load(path)
+        .where("_op <> 'S' or id = 2" if 2 in target.scd else "true")
+    )
+    assert {(row.id, row.v, row.n) for row in rows.collect()} == {
+        (1, "A", 42),
+        (2, "b", 5),
+        (3, "c", 7),
+    }
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("most_rows", [small_table.SMALL_ROWS, 0], ids=["copy", "clone"])
+def test_a_comparison_does_not_fill_the_values_of_an_added_column(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, most_rows: int
+) -> None:
+    monkeypatch.setattr(small_table, "SMALL_ROWS", most_rows)
+    pipeline.start("create table t (id int primary key, v text)", "insert into t values (1, 'a')")
+    pipeline.sync()
+    pipeline.database.execute("alter table t add n int default 5")
+    pipeline.database.execute("insert into t values (2, 'b', 6)")
+    pipeline.sync()
+    pipeline.database.execute("update t set n = 42 where id = 1")
+    pipeline.sync()
+    pipeline.database.execute("insert into t values (3, 'c', 7)")
+    found = verify(pipeline)
+    assert found.is_equal, found
+
+
+@pytest.mark.sampled
+def test_a_column_is_filled_although_the_source_has_changed_again(
+    pipeline: Pipeline, kill_at: Callable[[str], None]
+) -> None:
+    pipeline.start("create table t (id int primary key, v text)", "insert into t values (1, 'a')")
+    pipeline.sync()
+    pipeline.database.execute("alter table t add n int default 5")
+    pipeline.database.execute("insert into t values (2, 'b', 6)")
+    pipeline.capture()
+    kill_at(failpoints.AFTER_COLUMNS_ADDED)
+    _fail(pipeline, CdcTable("public", "t"))
+    pipeline.database.execute("alter table t rename v to w")
+    pipeline.database.execute("insert into t values (3, 'c', 7)")
+    pipeline.capture()
+    _succeed(pipeline, CdcTable("public", "t"))
+    assert pipeline.rows(columns="id, w, n") == [(1, "a", 5), (2, "b", 6), (3, "c", 7)]
+
+
+@pytest.mark.sampled
+def test_a_wider_type_is_followed_once_although_the_rows_were_not_written(
+    pipeline: Pipeline, kill_at: Callable[[str], None]
+) -> None:
+    pipeline.start("create table t (id int primary key, c int)", "insert into t values (1, 1)")
+    pipeline.capture()
+    _succeed(pipeline, _BOTH)
+    pipeline.database.execute("update t set c = 2")
+    pipeline.database.execute("alter table t alter c type bigint")
+    pipeline.database.execute("alter table t add n int default 5")
+    pipeline.database.execute("insert into t values (2, 5000000000, 6)")
+    pipeline.capture()
+    for scd in (1, 2):
+        one = _BOTH.of_kinds([scd])
+        kill_at(failpoints.AFTER_COLUMNS_ADDED)
+        _fail(pipeline, one)
+        _succeed(pipeline, one)
+    pipeline.assert_equal("t")
+    assert check_all(pipeline.spark, pipeline.zone, _BOTH, 2).is_sound
+    state = read_scd_state(pipeline.zone.lake, pipeline.zone.name, pipeline.path("t"))
+    assert state is not None and {FILL, FOLLOWED} <= set(state.properties)
+
+
+@pytest.mark.sampled
+def test_a_history_does_not_skip_changes_that_its_owner_refuses(
+    spark: SparkSession, zone: RawZone
+) -> None:
+    """The current image may skip them, because the snapshot has the rows."""
+    landing = Landing(zone, [relation(column("id"), column("v", "text"))])
+    landing.begin([["1", "a"]])
+    landing.land([])
+    path = merge(spark, landing, _HISTORY).path
+    spark.sql(f"ALTER TABLE {delta_table(path)} ADD CONSTRAINT c CHECK (v <> 'x')")
+    landing.land([update("1", "x")])
+    landing.land([update("1", "b")])
+    landing.copy([["1", "b"]])
+    landing.land([])
+    (failure,) = merge_tables(spark, zone, [_HISTORY], landing.windows[-1])
+    assert isinstance(failure, MergeFailure)
+    assert isinstance(failure.error, TableRefused)
+    spark.sql(f"ALTER TABLE {delta_table(path)} DROP CONSTRAINT c")
+    assert merge(spark, landing, _HISTORY).left_out == ""
+    rows = spark.read.format("delta").load(path).collect()
+    assert {row.v for row in rows} == {"a", "x", "b"}
+
+
+def test_unused_names_differ_from_each_name_in_any_case() -> None:
+    assert unused_names(2, ["_0", "ID", "_1__"]) == ["_0___", "_1___"]
+    assert unused_names(1, []) == ["_0"]
