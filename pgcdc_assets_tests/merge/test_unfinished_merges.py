@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from pgcdc_assets import failpoints
@@ -16,6 +17,7 @@ from pgcdc_assets.errors import TableRefused
 from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables, rebuild_table
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.spark.errors import condition_of, is_conflict
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.tables.columns import unused_names
 from pgcdc_assets.tables.merge_notes import FILL, FOLLOWED, NOTES
@@ -172,6 +174,19 @@ def test_a_history_does_not_skip_changes_that_its_owner_refuses(
     assert merge(spark, landing, _HISTORY).left_out == ""
     rows = spark.read.format("delta").load(path).collect()
     assert {row.v for row in rows} == {"a", "x", "b"}
+
+
+def test_a_column_that_another_merge_has_added_is_a_passing_error(
+    spark: SparkSession, zone: RawZone
+) -> None:
+    landing = Landing(zone, [relation(column("id"), column("v", "text"))])
+    landing.begin([["1", "a"]])
+    landing.land([])
+    table = delta_table(merge(spark, landing, _ITEMS).path)
+    spark.sql(f"ALTER TABLE {table} ADD COLUMNS (n INT)")
+    with pytest.raises(AnalysisException) as raised:
+        spark.sql(f"ALTER TABLE {table} ADD COLUMNS (N INT)")
+    assert is_conflict(raised.value), condition_of(raised.value)
 
 
 def test_unused_names_differ_from_each_name_in_any_case() -> None:
