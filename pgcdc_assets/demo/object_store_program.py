@@ -2,7 +2,7 @@
 
 `go install` builds the program into the Python environment once, which takes minutes. A machine
 without Go gets the compiler from the package registry, for the time of the build. The module needs
-only Python's own modules, so that `make test` builds the program while pip installs the packages.
+only Python's own modules, so that it can run while pip installs the packages.
 """
 
 from __future__ import annotations

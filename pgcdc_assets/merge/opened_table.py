@@ -47,7 +47,7 @@ class OpenedTable:
     def relation_id(self) -> int | None:
         """The OID that the table was merged from; None if the table does not say."""
         followed = followed_relation(self.state) if self.state is not None else None
-        return None if followed is None else followed[0]
+        return None if followed is None else followed.relation_id
 
     @property
     def is_keyless(self) -> bool:

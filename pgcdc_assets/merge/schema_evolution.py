@@ -24,6 +24,7 @@ from pgcdc_assets.tables.fence import Step
 from pgcdc_assets.tables.merge_notes import (
     FILL,
     FOLLOWED,
+    FollowedRelation,
     followed_relation,
     read_note,
     write_note,
@@ -33,6 +34,7 @@ from pgcdc_assets.tables.properties import (
     CHOSEN_TYPES,
     COLUMNS,
     COMMENTS,
+    KEY,
     MAPPING,
     OURS,
     RELATION,
@@ -69,7 +71,7 @@ def add_columns(
     schema: TableSchema,
     columns: Sequence[TableColumn],
     filled: Sequence[Field],
-    followed: tuple[int, int] | None,
+    followed: FollowedRelation | None,
 ) -> None:
     """Add missing fields to the table; each step can be repeated after a crash.
 
@@ -216,13 +218,13 @@ def set_properties(
     state: ScdState,
     schema: TableSchema,
     columns: Sequence[TableColumn],
-    followed: tuple[int, int] | None,
+    followed: FollowedRelation | None,
 ) -> None:
     """Record the relation of the table's contents; the owner's properties stay.
 
     Args:
         columns: of the table; empty if a rewrite follows, which identifies them.
-        followed: the OID and the relation version that the rows follow until the next write.
+        followed: what the rows follow until the next write.
     """
     existing = state.properties
     properties = _relation_properties(state, schema, columns)
@@ -265,14 +267,17 @@ def _relation_properties(
 
 
 def _note_followed(
-    state: ScdState, schema: TableSchema, followed: tuple[int, int] | None, through: int
+    state: ScdState, schema: TableSchema, followed: FollowedRelation | None, through: int
 ) -> dict[str, str]:
     """Return the note of the relation that the rows follow, if the schema has another one."""
-    if followed in (None, (schema.relation.relation_id, schema.version)):
+    wanted = schema.relation.relation_id, schema.version, table_properties(schema)[KEY]
+    if followed is None or followed == wanted:
         return {}
-    assert followed is not None
-    relation_id, version = followed
-    noted = {"relation_id": relation_id, "relation_version": version}
+    noted = {
+        "relation_id": followed.relation_id,
+        "relation_version": followed.version,
+        "key": followed.key,
+    }
     return {FOLLOWED: write_note(state, through, noted)}
 
 

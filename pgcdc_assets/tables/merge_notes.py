@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pgcdc_assets.tables.properties import RELATION_ID, RELATION_VERSION
+from pgcdc_assets.tables.properties import KEY, RELATION_ID, RELATION_VERSION
 
 if TYPE_CHECKING:
     from pgcdc_assets.tables.state import ScdState
@@ -25,6 +25,14 @@ FOLLOWED = "pgcdc.followed"
 
 # Another table must not get these properties of a table.
 NOTES = (FILL, FOLLOWED)
+
+
+class FollowedRelation(NamedTuple):
+    """A relation as rows follow it: its OID, its version, and its key as `key_text` writes it."""
+
+    relation_id: int
+    version: int
+    key: str | None
 
 
 def write_note(state: ScdState, through: int, values: Mapping[str, Any]) -> str:
@@ -51,15 +59,16 @@ def read_note(state: ScdState, name: str) -> dict[str, Any] | None:
     return noted if noted.get("table") == state.table.metadata().id else None
 
 
-def followed_relation(state: ScdState) -> tuple[int, int] | None:
-    """Return the OID and the relation version that the rows of a table follow.
+def followed_relation(state: ScdState) -> FollowedRelation | None:
+    """Return what the rows of a table follow.
 
     Return None if the table does not say, because another program has made it.
     """
     noted = read_note(state, FOLLOWED)
     if noted is not None:
-        return noted["relation_id"], noted["relation_version"]
+        return FollowedRelation(noted["relation_id"], noted["relation_version"], noted["key"])
     properties = state.properties
     if RELATION_ID not in properties:
         return None
-    return int(properties[RELATION_ID]), int(properties[RELATION_VERSION])
+    relation_id, version = int(properties[RELATION_ID]), int(properties[RELATION_VERSION])
+    return FollowedRelation(relation_id, version, properties.get(KEY))

@@ -39,7 +39,6 @@ from pgcdc_assets.tables.columns import SCD1_COLUMNS, SystemColumns
 from pgcdc_assets.tables.fence import Step
 from pgcdc_assets.tables.merge_notes import followed_relation
 from pgcdc_assets.tables.owned_columns import find_owned, versions_of_table
-from pgcdc_assets.tables.properties import KEY
 from pgcdc_assets.tables.state import ScdState, check_written, overtaken_error, read_scd_state
 
 # Their readers would see every row that is written again go and come.
@@ -207,7 +206,7 @@ class TableKind(ABC):
                 reason=f"the Delta table {self.task.path} was not made by this package. Move it to "
                 "another folder",
             )
-        return *followed, state.properties.get(KEY)
+        return followed
 
     def read_snapshot(self, snapshot: Snapshot, schema: TableSchema) -> DataFrame:
         """Read a snapshot's tuples, column `new`. A NULL in the configured key raises an error."""
