@@ -104,20 +104,19 @@ class SchemaWatch:
     _announced: list[RelationChange] = field(default_factory=list, repr=False)
     _partitions: SentPartitions = field(default_factory=SentPartitions, repr=False)
 
-    def register(self, relation: Relation, commit_lsn: Lsn, doubt: str = "") -> int:
+    def register(self, relation: Relation, commit_lsn: Lsn, doubt: str, is_for_row: bool) -> int:
         """Register an announced relation, note a new version, and return the version's number.
 
         Args:
             doubt: why other columns of the table may be meant; the table then needs a snapshot.
+            is_for_row: see `SentPartitions.note`.
         """
-        self._partitions.note(relation, commit_lsn)
+        self._partitions.note(relation, commit_lsn, is_for_row)
         relations = self.zone.relations
         oid = relation.relation_id
-        known = [version for _, version in relations.registered(self.epoch, oid)]
-        is_known = any(version.describes(relation) for version in known)
+        is_known = any(v.describes(relation) for _, v in relations.registered(self.epoch, oid))
         if doubt or not is_known:
-            before = relations.version_before(self.epoch, oid, commit_lsn)
-            before = relation if is_known else before
+            before = relation if is_known else relations.version_before(self.epoch, oid, commit_lsn)
             self._announced.append(RelationChange(relation, before, commit_lsn, doubt))
         return relations.register(self.epoch, relation, commit_lsn)
 

@@ -34,18 +34,28 @@ class SentPartitions:
     """The relations that a stream has announced, each with the relation announced before it.
 
     Attributes:
-        sent: the newest announcement of each relation and the OID before it: the commit LSN and the
-            relation. Only those behind a partitioned table are partitions.
+        sent: the newest announcement of each relation and the OID before it in its transaction: the
+            commit LSN and the relation. Only those behind a partitioned table are partitions.
     """
 
     sent: dict[tuple[int, int], tuple[Lsn, Relation]] = field(default_factory=dict)
-    _before: int | None = None
+    _before: tuple[int, Lsn] | None = None
 
-    def note(self, relation: Relation, commit_lsn: Lsn) -> None:
-        """Note an announced relation."""
-        if self._before is not None and self._before != relation.relation_id:
-            self.sent[self._before, relation.relation_id] = (commit_lsn, relation)
-        self._before = relation.relation_id
+    def note(self, relation: Relation, commit_lsn: Lsn, is_for_row: bool) -> None:
+        """Note an announced relation.
+
+        Args:
+            is_for_row: the announcement is of the transaction with this commit LSN, and right
+                before a row. TRUNCATE announces a partitioned table without a partition.
+        """
+        if not is_for_row:
+            self._before = None
+            return
+        if self._before is not None and self._before[1] == commit_lsn:
+            root = self._before[0]
+            if root != relation.relation_id:
+                self.sent[root, relation.relation_id] = (commit_lsn, relation)
+        self._before = (relation.relation_id, commit_lsn)
 
     def without(
         self,
@@ -58,12 +68,12 @@ class SentPartitions:
         Args:
             before: the definitions of the look before, by OID.
             now: the definitions of the newest look.
-            recorded: the events of the epoch. A later event of the root's partitions covers an
-                announcement.
+            recorded: the events of the epoch. A later event of the root's partitions that needs a
+                snapshot covers an announcement.
         """
         covered: dict[int, Lsn] = {}
         for event in recorded:
-            if event.change is SchemaChange.PARTITION_DETACHED:
+            if event.change is SchemaChange.PARTITION_DETACHED and event.needs_snapshot:
                 root = event.relation_id
                 covered[root] = max(event.lsn, covered.get(root, event.lsn))
         gone: dict[int, list[tuple[Lsn, str]]] = {}

@@ -165,11 +165,14 @@ class SourceStream:
         """Return the counts of the window's warnings, by description."""
         return self.decoder.warnings + self._catalog.warnings
 
-    def _resolve(self, announced: Relation, commit_lsn: Lsn, xid: int) -> tuple[Relation, int]:
+    def _resolve(
+        self, announced: Relation, commit_lsn: Lsn, xid: int, is_for_row: bool
+    ) -> tuple[Relation, int]:
         assert self._schema is not None
         completed = self._catalog.complete(announced, commit_lsn, xid)
-        version = self._schema.register(completed.relation, commit_lsn, completed.doubt)
-        return completed.relation, version
+        relation = completed.relation
+        version = self._schema.register(relation, commit_lsn, completed.doubt, is_for_row)
+        return relation, version
 
     def _known(self, relation_id: int) -> list[tuple[Lsn, Relation]]:
         seen = self._read_look().tables.get(relation_id)

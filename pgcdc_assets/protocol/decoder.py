@@ -54,13 +54,15 @@ from pgcdc_assets.protocol.heads import (
     TYPE,
     Heads,
     find_context,
+    is_for_truncate,
     read_heads,
 )
 from pgcdc_assets.protocol.logical_messages import EVERY_MESSAGE, MessageSelection
 from pgcdc_assets.protocol.parked_rows import ParkedRows, add_parked
 from pgcdc_assets.protocol.relation import Relation
 
-Resolve = Callable[[Relation, Lsn, int], tuple[Relation, int]]
+# See `Decoder`.
+Resolve = Callable[[Relation, Lsn, int, bool], tuple[Relation, int]]
 
 _FEW_ANNOUNCEMENTS = 64
 
@@ -76,8 +78,9 @@ class Decoder:
 
     Args:
         resolve: function that completes an announced relation from the catalog and returns the
-            relation with its version number. The arguments are the announced relation, and the
-            commit LSN and the id of the transaction that announced the relation.
+            relation with its version number. The arguments are the announced relation, the commit
+            LSN and the id of the transaction that announced the relation, and whether the
+            announcement is of this transaction and right before a row.
         window_end: LSN; transactions that commit at or above `window_end` belong to a later window.
         window_start: LSN; transactions that commit below `window_start` were landed by an earlier
             window and are dropped.
@@ -290,7 +293,9 @@ class Decoder:
             if action == RELATION:
                 commit_lsn = Lsn(int(transactions.commit_lsns[transaction]))
                 relation = messages.parse_relation(data)
-                resolved = self._resolve(relation, commit_lsn, int(transactions.xids[transaction]))
+                xid = int(transactions.xids[transaction])
+                is_for_row = not is_for_truncate(heads.actions, index)
+                resolved = self._resolve(relation, commit_lsn, xid, is_for_row)
                 announced = arrow_batch.Announced(*resolved, self.number_announcement())
                 relation_id = announced.relation.relation_id
                 self._relation_indexes[relation_id] = len(self._announced)
@@ -361,7 +366,7 @@ class Decoder:
             if each.version == 0 and (uses := np.flatnonzero(relations == index)).size:
                 user = int(transaction[uses[0]])
                 lsn, xid = Lsn(int(transactions.commit_lsns[user])), int(transactions.xids[user])
-                completed = self._resolve(each.relation, lsn, xid)
+                completed = self._resolve(each.relation, lsn, xid, False)
                 self._announced[index] = arrow_batch.Announced(*completed, each.number)
 
     def _ordinals(self, transaction: Positions) -> Positions:

@@ -160,6 +160,15 @@ def read_actions(batch: MessageBatch) -> npt.NDArray[np.uint8]:
     return np.where(is_keepalive, np.uint8(0), batch.buffer[starts + ACTION_AT])
 
 
+def is_for_truncate(actions: npt.NDArray[np.uint8], index: int) -> bool:
+    """Return whether a Relation message precedes a Truncate, among the actions of a batch."""
+    for later in range(index + 1, len(actions)):
+        # A keepalive has the action 0.
+        if actions[later] not in (RELATION, TYPE, 0):
+            return bool(actions[later] == TRUNCATE)
+    return False
+
+
 def split_by_values(
     batch: MessageBatch, most_values: int = MOST_VALUES, xid_bytes: int = 0
 ) -> Iterator[MessageBatch]:

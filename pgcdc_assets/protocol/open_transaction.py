@@ -45,6 +45,7 @@ from pgcdc_assets.protocol.heads import (
     XID_BYTES,
     Heads,
     find_context,
+    is_for_truncate,
     read_block_heads,
 )
 from pgcdc_assets.protocol.logical_messages import EVERY_MESSAGE, MessageSelection
@@ -107,12 +108,14 @@ class StreamedRelation(NamedTuple):
             transaction.
         number: position of the announcement among the announcements of the stream.
         version: version number of a completed relation; 0: not completed yet.
+        is_for_row: the announcement is right before a row, not before a Truncate.
     """
 
     relation: Relation
     xid: int
     number: int
     version: int = 0
+    is_for_row: bool = True
 
 
 class Commit(NamedTuple):
@@ -241,8 +244,11 @@ class OpenTransaction:
                 announcements.append(
                     AnnouncedRelation(index, relation.relation_id, len(self.announced))
                 )
+                is_for_row = not is_for_truncate(heads.actions, index)
                 self.announced.append(
-                    StreamedRelation(relation, int(xids[index]), number_announcement())
+                    StreamedRelation(
+                        relation, int(xids[index]), number_announcement(), 0, is_for_row
+                    )
                 )
             elif action == TYPE:
                 # Check the layout only: the catalog has the types in more detail.
@@ -262,6 +268,14 @@ class OpenTransaction:
 
     def _warnings_of(self, xid: int) -> Counter[str]:
         return self.warnings.setdefault(xid, Counter())
+
+    def own_announcements(self) -> list[int]:
+        """Return the indexes of the announcements of the transaction, without aborted ones."""
+        return [
+            index
+            for index, each in enumerate(self.announced)
+            if each.xid and each.xid not in self.aborted
+        ]
 
     def without_aborted(self, spooled: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows of a batch of the spool without those of aborted subtransactions."""
@@ -292,7 +306,7 @@ class CommittedRows:
         self,
         transaction: OpenTransaction,
         commit: Commit,
-        resolve: Callable[[Relation], tuple[Relation, int]],
+        resolve: Callable[[Relation, bool], tuple[Relation, int]],
     ) -> None:
         self._transaction = transaction
         self._resolve = resolve
@@ -308,9 +322,8 @@ class CommittedRows:
             [transaction.origin],
         )
         self._next_ordinal = 0
-        for index, each in enumerate(transaction.announced):
-            if each.xid and each.xid not in transaction.aborted:
-                self._resolve_one(index)
+        for index in transaction.own_announcements():
+            self._resolve_one(index)
 
     def valid_relations(self) -> list[arrow_batch.Announced]:
         """Return the resolved relations whose announcements are valid after the last message."""
@@ -353,6 +366,8 @@ class CommittedRows:
         return bool((spooled.column("op").to_numpy() == PARKED).any())
 
     def _resolve_one(self, index: int) -> None:
-        each = self._announced[index]
-        self._announced[index] = arrow_batch.Announced(*self._resolve(each.relation), each.number)
+        each, announced = self._announced[index], self._transaction.announced[index]
+        is_for_row = announced.xid > 0 and announced.is_for_row
+        resolved = self._resolve(each.relation, is_for_row)
+        self._announced[index] = arrow_batch.Announced(*resolved, each.number)
         self._is_resolved[index] = True

@@ -309,8 +309,8 @@ class StreamingDecoder:
         self._spool.drop(commit.xid)
 
     def _committed(self, transaction: OpenTransaction, commit: Commit) -> CommittedRows:
-        def resolve(relation: Relation) -> tuple[Relation, int]:
-            return self._resolve(relation, Lsn(commit.lsn), transaction.xid)
+        def resolve(relation: Relation, is_for_row: bool) -> tuple[Relation, int]:
+            return self._resolve(relation, Lsn(commit.lsn), transaction.xid, is_for_row)
 
         return CommittedRows(transaction, commit, resolve)
 

@@ -44,9 +44,11 @@ def fact_rows(epoch: int, prepared: PreparedTransaction) -> Iterator[dict[str, A
         "origin": transaction.origin,
         "row_count": row_count,
     }
-    for index in sorted(used):
+    # The order of the own announcements shows the partitions of a root (decision 71).
+    own = transaction.own_announcements()
+    for index in sorted(used.union(own)):
         if index >= 0:
-            text = _format_relation(index, transaction.announced[index])
+            text = _format_relation(index, transaction.announced[index], is_own=index in own)
             yield {**key, "op": RELATION, "new": [text]}
 
 
@@ -124,12 +126,14 @@ def _codes(letters: pa.Array) -> pa.Array:
     return pc.index_in(letters, _all_letters()).cast(pa.uint8())
 
 
-def _format_relation(index: int, announced: StreamedRelation) -> str:
+def _format_relation(index: int, announced: StreamedRelation, *, is_own: bool) -> str:
     relation = announced.relation.as_announced()
     return json.dumps(
         {
             "index": index,
             "version": announced.version,
+            "is_own": is_own,
+            "is_for_row": announced.is_for_row,
             "relation_id": relation.relation_id,
             "schema": relation.schema,
             "table": relation.table,
@@ -139,8 +143,13 @@ def _format_relation(index: int, announced: StreamedRelation) -> str:
     )
 
 
-def parse_relation(text: str) -> tuple[int, StreamedRelation]:
-    """Return the index and the relation of a row with op `relation`."""
+def parse_relation(text: str, xid: int) -> tuple[int, StreamedRelation]:
+    """Return the index and the relation of a row with op `relation`.
+
+    Args:
+        text: the relation as JSON. Earlier releases did not write whether it is an own one.
+        xid: id of the top-level transaction.
+    """
     facts = json.loads(text)
     relation = Relation(
         facts["relation_id"],
@@ -150,4 +159,6 @@ def parse_relation(text: str) -> tuple[int, StreamedRelation]:
         tuple(Column(*column) for column in facts["columns"]),
     )
     # An announcement of an earlier stream: no announcement of this stream has the number 0.
-    return facts["index"], StreamedRelation(relation, 0, 0, facts["version"])
+    announced_by = xid if facts.get("is_own") else 0
+    is_for_row = facts.get("is_for_row", True)
+    return facts["index"], StreamedRelation(relation, announced_by, 0, facts["version"], is_for_row)

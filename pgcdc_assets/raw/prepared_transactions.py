@@ -226,7 +226,7 @@ class PreparedStore:
                 if row["op"] == ENDED:
                     ends.append(((row["epoch"], key), row["ended_by"], writer_of(file.path)))
                 elif row["op"] == RELATION:
-                    index, relation = parse_relation(row["new"][0])
+                    index, relation = parse_relation(row["new"][0], key.xid)
                     found[row["epoch"], key].announced[index] = relation
                 else:
                     found[row["epoch"], key] = _Stored(

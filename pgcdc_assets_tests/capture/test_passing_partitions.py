@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import pytest
 
+from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.raw.schema_events import SchemaChange, SchemaEvent
 from pgcdc_assets_tests.capture.test_schema_watch import poll, shown
 from pgcdc_assets_tests.support.captures import Capturing
+from pgcdc_assets_tests.support.prepared import two_phase_limits
 
 pytestmark = [pytest.mark.postgres, pytest.mark.every_pg]
 
@@ -36,10 +38,13 @@ def rooted(capturing: Capturing) -> Capturing:
     return capturing
 
 
-def captured(capturing: Capturing) -> list[SchemaEvent]:
-    """Capture all commits, and return the events of partitions since the last call."""
+def captured(
+    capturing: Capturing, *windows: LsnWindow, two_phase: bool = False
+) -> list[SchemaEvent]:
+    """Capture windows or all commits, and return the events of partitions since the last call."""
     known = {event.identity for event in capturing.zone.schema_events.read()}
-    capturing.capture()
+    for window in windows or (capturing.window(),):
+        capturing.capture(window, two_phase_limits() if two_phase else None)
     return [e for e in capturing.zone.schema_events.read() if e.identity not in known]
 
 
@@ -109,3 +114,73 @@ def test_without_a_look_an_unknown_partition_needs_a_snapshot(
     assert (event.change, event.needs_snapshot) == (SchemaChange.PARTITION_DETACHED, True)
     assert captured(rooted) == []
     assert poll(rooted) == []
+
+
+def test_the_detachment_of_an_unused_partition_covers_no_other_partition(
+    rooted: Capturing,
+) -> None:
+    """E3, E5: the rows of the passing partition were captured after the poll."""
+    execute = rooted.database.execute
+    execute("create table empty partition of root for values from (50) to (60)")
+    assert shown(captured(rooted)) == ["root partition_attached"]
+    for statement in (_ATTACH, "insert into root values (25)", _DETACH):
+        execute(statement)
+    execute("alter table root detach partition empty")
+    assert shown(poll(rooted)) == ["root partition_detached"]
+    assert shown(captured(rooted)) == ["root partition_detached!"]
+
+
+def test_a_table_announced_after_a_truncated_root_is_no_partition(rooted: Capturing) -> None:
+    """E1: TRUNCATE announces a partitioned table without a partition."""
+    rooted.database.execute("truncate root")
+    rooted.database.execute("insert into plain values (1)")
+    assert captured(rooted) == []
+    # Each window has a stream of its own, which announces each table again.
+    rooted.database.transaction("truncate root", "insert into plain values (2)")
+    assert captured(rooted) == []
+    rooted.database.transaction("truncate root, plain", "insert into plain values (3)")
+    assert captured(rooted) == []
+
+
+def test_a_passing_partition_beside_a_truncated_root_needs_a_snapshot(rooted: Capturing) -> None:
+    """E3: the root is announced again before its partition."""
+    rooted.database.execute(_ATTACH)
+    rooted.database.transaction("truncate root", "insert into root values (25)")
+    rooted.database.execute(_DETACH)
+    assert shown(captured(rooted)) == ["root partition_detached!"]
+
+
+@pytest.fixture
+def two_phase(rooted: Capturing) -> Capturing:
+    """Return a capture whose slot has two_phase already."""
+    if int(rooted.database.value("show server_version_num")) < 150000:
+        pytest.skip("two_phase needs Postgres 15")
+    assert captured(rooted, two_phase=True) == []
+    return rooted
+
+
+def test_a_passing_partition_of_a_stored_prepared_transaction_needs_a_snapshot(
+    two_phase: Capturing,
+) -> None:
+    """E3: the window of PREPARE is captured, and lands no row."""
+    database = two_phase.database
+    database.execute(_ATTACH)
+    database.prepare("g", "insert into root values (25)")
+    first = two_phase.window()
+    database.end_prepared("g")
+    database.execute(_DETACH)
+    second = LsnWindow.of(1, first.end, two_phase.flush_lsn())
+    assert shown(captured(two_phase, first, second, two_phase=True)) == ["root partition_detached!"]
+
+
+def test_a_table_is_no_partition_of_the_root_of_a_stored_prepared_transaction(
+    two_phase: Capturing,
+) -> None:
+    """E1: the root is announced at the commit, after the other table."""
+    database = two_phase.database
+    database.prepare("g", "insert into root values (1)")
+    database.execute("insert into plain values (1)")
+    assert captured(two_phase, two_phase=True) == []
+    database.end_prepared("g")
+    database.execute("insert into plain values (2)")
+    assert captured(two_phase, two_phase=True) == []

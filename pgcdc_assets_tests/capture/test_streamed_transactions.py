@@ -159,7 +159,9 @@ def capture(
             settings, conn, "pub", lambda oid: zone.relations.registered(1, oid)
         )
 
-        def resolve(announced: Relation, lsn: Lsn, xid: int) -> tuple[Relation, int]:
+        def resolve(
+            announced: Relation, lsn: Lsn, xid: int, is_for_row: bool
+        ) -> tuple[Relation, int]:
             relation = catalog.complete(announced, lsn, xid).relation
             return relation, zone.relations.register(1, relation, lsn)
 
@@ -241,7 +243,9 @@ class LiveStream:
             self.error = error
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        def resolve(announced: Relation, lsn: Lsn, xid: int) -> tuple[Relation, int]:
+        def resolve(
+            announced: Relation, lsn: Lsn, xid: int, is_for_row: bool
+        ) -> tuple[Relation, int]:
             return announced, len(announced.columns)
 
         with (

@@ -36,7 +36,9 @@ def numbering() -> Any:
     """Return a resolver that counts announcements."""
     count = 0
 
-    def resolve(relation: Relation, commit_lsn: Lsn, xid: int) -> tuple[Relation, int]:
+    def resolve(
+        relation: Relation, commit_lsn: Lsn, xid: int, is_for_row: bool
+    ) -> tuple[Relation, int]:
         nonlocal count
         count += 1
         return relation, count

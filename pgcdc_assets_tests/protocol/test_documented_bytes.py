@@ -62,7 +62,9 @@ class Stream:
         self.spool = MemorySpool()
         self.decoder = StreamingDecoder(self._resolve, self.spool, FAR)
 
-    def _resolve(self, relation: Relation, commit_lsn: Lsn, xid: int) -> tuple[Relation, int]:
+    def _resolve(
+        self, relation: Relation, commit_lsn: Lsn, xid: int, is_for_row: bool
+    ) -> tuple[Relation, int]:
         self.relations.append(relation)
         return relation, 1
 
@@ -90,7 +92,7 @@ def transaction(message: str) -> object:
 
 def commit(message: str) -> object:
     """Read a Commit. Return the commit LSN of a transaction that ends, and whether it ended."""
-    decoder = Decoder(lambda relation, commit_lsn, xid: (relation, 1), FAR)
+    decoder = Decoder(lambda relation, commit_lsn, xid, is_for_row: (relation, 1), FAR)
     decoder.decode(framed(BEGIN, message))
     return decoder.last_commit_lsn, not decoder.is_open
 

@@ -199,7 +199,9 @@ def test_the_highest_transaction_id_is_landed() -> None:
 def test_a_relation_is_resolved_as_of_its_transaction() -> None:
     asked: list[tuple[str, int, int]] = []
 
-    def resolve(relation: Relation, commit_lsn: Lsn, xid: int) -> tuple[Relation, int]:
+    def resolve(
+        relation: Relation, commit_lsn: Lsn, xid: int, is_for_row: bool
+    ) -> tuple[Relation, int]:
         asked.append((relation.table, commit_lsn, xid))
         return relation, 1
 

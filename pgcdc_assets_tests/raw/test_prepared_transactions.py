@@ -1,8 +1,9 @@
-"""Which stored transactions have ended."""
+"""Which stored transactions have ended, and the texts of their relations."""
 
 from __future__ import annotations
 
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.raw.prepared_rows import parse_relation
 from pgcdc_assets.raw.zone import RawZone
 
 
@@ -17,3 +18,17 @@ def test_a_maintenance_that_knows_an_earlier_epoch_removes_nothing_of_the_next(
     assert zone.prepared.remove_ended(2, Lsn(1000)) == 1
     assert [each.key.gid for each in zone.prepared.unfinished(2, Lsn(1000))] == ["second"]
     assert zone.prepared.unfinished(1, Lsn(1000)) == []
+
+
+def test_a_relation_that_an_early_release_stored_is_read() -> None:
+    """Early releases stored the relations of rows only, without who announced them."""
+    text = (
+        '{"index": 3, "version": 2, "relation_id": 7, "schema": "public", "table": "t", '
+        '"replica_identity": "d", "columns": [["id", 23, -1, true]]}'
+    )
+    index, announced = parse_relation(text, 701)
+    assert (index, announced.xid, announced.version) == (3, 0, 2)
+    assert announced.relation.qualified_name == "public.t"
+    own = text.replace("{", '{"is_own": true, "is_for_row": false, ')
+    _, announced = parse_relation(own, 701)
+    assert (announced.xid, announced.is_for_row) == (701, False)

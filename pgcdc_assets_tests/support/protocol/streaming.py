@@ -38,7 +38,9 @@ class MemorySpool:
         self.rows.clear()
 
 
-def by_width(relation: Relation, commit_lsn: Lsn, xid: int) -> tuple[Relation, int]:
+def by_width(
+    relation: Relation, commit_lsn: Lsn, xid: int, is_for_row: bool
+) -> tuple[Relation, int]:
     """Resolve a relation to a version that does not depend on the order of announcements."""
     return relation, len(relation.columns)
 
@@ -66,9 +68,11 @@ class Stream:
         self.completed: list[tuple[int, int, int]] = []
         self.decoder = StreamingDecoder(self._resolve, self.spool, end, start, **options)
 
-    def _resolve(self, relation: Relation, commit_lsn: Lsn, xid: int) -> tuple[Relation, int]:
+    def _resolve(
+        self, relation: Relation, commit_lsn: Lsn, xid: int, is_for_row: bool
+    ) -> tuple[Relation, int]:
         self.completed.append((len(relation.columns), commit_lsn, xid))
-        return by_width(relation, commit_lsn, xid)
+        return by_width(relation, commit_lsn, xid, is_for_row)
 
     def read(self, *messages: bytes) -> list[dict[str, Any]]:
         return self.rows(MessageBatch.of(encoding.stream(messages)))
