@@ -332,10 +332,11 @@ class _Events:
         return found
 
     def _is_recorded(self, oid: int, since: Lsn, change: SchemaChangeFound) -> bool:
-        """Return whether an event of the change was recorded after the look before."""
+        """Return whether an event that covers the change was recorded after the look before."""
         return any(
             event.relation_id == oid
             and event.lsn > since
+            and (event.needs_snapshot or not change.needs_snapshot)
             and (event.change, event.columns, event.detail)
             == (change.change, change.columns, change.detail)
             for event in self._recorded

@@ -13,8 +13,10 @@ from pgcdc_assets.capture.epoch import renew_epoch
 from pgcdc_assets.capture.schema_watch import poll_catalog
 from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.capture.window import CaptureLimits
+from pgcdc_assets.errors import TransientError
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.table_definitions import read_catalog_digest, read_definitions
+from pgcdc_assets.raw.definitions import DefinitionStore
 from pgcdc_assets.raw.schema_events import open_events
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
@@ -71,6 +73,36 @@ def test_a_snapshot_has_all_earlier_changes(capturing: Capturing) -> None:
     capturing.capture()
     assert poll(capturing) == []
     assert capturing.zone.schema_events.read() == events
+
+
+def test_a_recorded_event_without_a_snapshot_hides_no_later_need_of_one(
+    capturing: Capturing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A poll dies before it stores its look, and the same partition is then filled outside."""
+    attach = "alter table root attach partition leaf for values from (10) to (20)"
+    capturing.begin(
+        "create table root (id int primary key) partition by range (id);"
+        "create table leaf (id int primary key)"
+    )
+    capturing.database.execute(
+        "drop publication pub; create publication pub for table root "
+        "with (publish_via_partition_root = true)"
+    )
+    assert poll(capturing) == []
+    capturing.database.execute(attach)
+    with monkeypatch.context() as patched, pytest.raises(TransientError):
+        patched.setattr(DefinitionStore, "replace", _fail)
+        poll(capturing)
+    assert shown(capturing.zone.schema_events.read()) == ["root partition_attached"]
+    for statement in ("alter table root detach partition leaf", "insert into leaf values (11)"):
+        capturing.database.execute(statement)
+    capturing.database.execute(attach)
+    assert shown(poll(capturing)) == ["root partition_attached!"]
+    assert poll(capturing) == []
+
+
+def _fail(*args: object) -> bool:
+    raise TransientError(reason="the lake is not available")
 
 
 def test_rows_below_a_snapshot_are_compared_with_the_version_before_them(
