@@ -253,16 +253,17 @@ class CaptureSession:
         return attempt.report()
 
     def _land_rows(self, source: SourceStream, attempt: Attempt) -> WindowSummary:
-        window = attempt.window
-        try:
-            return self._land_once(source, attempt, parks=False)
-        except UncertainMessages:
-            self._connections.read_whole_until(window.end)
-            return self._land_rows(self._start(window.epoch, window.start), attempt)
-        except UndecodableRows:
-            # A connection may have altered the bytes: park rows that two connections bring.
-            again = self._start(window.epoch, window.start)
-            return self._land_once(again, attempt, parks=True)
+        window, parks = attempt.window, False
+        # Each of the two errors is raised once at most.
+        while True:
+            try:
+                return self._land_once(source, attempt, parks=parks)
+            except UncertainMessages:
+                self._connections.read_whole_until(window.end)
+            except UndecodableRows:
+                # A connection may have altered the bytes: park rows that two connections bring.
+                parks = True
+            source = self._start(window.epoch, window.start)
 
     def _land_once(self, source: SourceStream, attempt: Attempt, *, parks: bool) -> WindowSummary:
         window, captured = attempt.window, self._captured

@@ -88,6 +88,29 @@ def test_a_row_that_is_undamaged_in_a_second_stream_is_not_parked(
     assert capturing.zone.schema_events.read() == []
 
 
+def test_a_parked_row_beside_uncertain_messages_does_not_stop_the_capture(
+    capturing: Capturing, proxy: TcpProxy
+) -> None:
+    """The message in a transaction with an aborted part makes the window be read once more."""
+    _begin(capturing)
+    large = "insert into good select i from generate_series({0}, {0} + 4999) i"
+    capturing.database.execute("insert into bad values (1, 'poison')")
+    capturing.database.transaction(
+        "select pg_logical_emit_message(true, 'prefix', 'content')",
+        large.format(1),
+        "savepoint s",
+        large.format(10001),
+        "rollback to s",
+    )
+    options = " options='-c logical_decoding_work_mem=64kB'"
+    through = capturing.through(proxy.conninfo(capturing.conninfo) + options)
+    proxy.damage(_TEXT, _BINARY)
+    plugin = PluginOptions(streaming=Streaming.ON)
+    report = through.capture(limits=CaptureLimits(stream=StreamSettings(plugin=plugin)))
+    assert report.counts["public.bad"] == {"P": 1}
+    assert report.counts["public.good"] == {"I": 5000}
+
+
 def test_damage_outside_of_a_tuple_stops_the_capture_and_loses_nothing(
     capturing: Capturing, proxy: TcpProxy
 ) -> None:
