@@ -169,6 +169,10 @@ class Landing:
         self.schema.record(self.lease.conn if self._has_time() else None)
         self.captured.zone.relations.flush()
         self.captured.zone.schema_events.record(
+        unfinished = self.source.decoder.unfinished()
+        if not self.parks and any(each.transaction.has_parked for each in unfinished):
+            # The server does not send the rows of a stored transaction again.
+            raise UndecodableRows
             parked_events(self.window.epoch, self.source.decoder.parked)
         )
         failpoints.reach(failpoints.AFTER_RELATIONS_COMMIT)

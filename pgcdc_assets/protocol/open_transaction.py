@@ -138,6 +138,7 @@ class OpenTransaction:
         aborted: ids of the aborted subtransactions.
         has_messages: a block has had a logical message of the transaction.
         is_uncertain: a subtransaction was aborted after such a message.
+        with_parked: ids of the transaction and subtransactions that have parked rows.
         warnings: counts by description, by the id of the transaction or subtransaction.
     """
 
@@ -149,6 +150,7 @@ class OpenTransaction:
     aborted: set[int] = field(default_factory=set)
     has_messages: bool = False
     is_uncertain: bool = False
+    with_parked: set[int] = field(default_factory=set)
     warnings: dict[int, Counter[str]] = field(default_factory=dict)
 
     def abort(self, subxid: int) -> None:
@@ -200,6 +202,7 @@ class OpenTransaction:
         if rows is None:
             return None
         row_xids, found = xids[rows.messages], rows.found
+        self.with_parked.update(row_xids[rows.parked].tolist())
         for xid in np.unique(row_xids[np.concatenate((found.rescued, rows.parked))]).tolist():
             self._warnings_of(xid).update(count_values(rows, relations, row_xids == xid))
         if found.old_unchanged:
@@ -268,6 +271,11 @@ class OpenTransaction:
 
     def _warnings_of(self, xid: int) -> Counter[str]:
         return self.warnings.setdefault(xid, Counter())
+
+    @property
+    def has_parked(self) -> bool:
+        """Whether one of the rows so far is parked, without those of aborted subtransactions."""
+        return not self.with_parked <= self.aborted
 
     def own_announcements(self) -> list[int]:
         """Return the indexes of the announcements of the transaction, without aborted ones."""

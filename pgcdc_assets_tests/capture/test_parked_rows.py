@@ -11,6 +11,8 @@ from pgcdc_assets.postgres.stream.request import StreamSettings
 from pgcdc_assets.raw.schema_events import SchemaChange
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.captures import Capturing
+from pgcdc_assets_tests.support.prepared import capture as capture_prepared
+from pgcdc_assets_tests.support.prepared import stored_gids
 from pgcdc_assets_tests.support.proxy import TcpProxy
 
 pytestmark = pytest.mark.postgres
@@ -86,6 +88,41 @@ def test_a_row_that_is_undamaged_in_a_second_stream_is_not_parked(
     report = capturing.through(proxy.conninfo(capturing.conninfo)).capture()
     assert (report.counts, report.warnings) == ({"public.bad": {"I": 1}}, {})
     assert capturing.zone.schema_events.read() == []
+
+
+def test_a_row_that_is_undamaged_when_its_prepare_is_sent_again_is_not_parked(
+    capturing: Capturing, proxy: TcpProxy
+) -> None:
+    """The server does not send a stored transaction again at its COMMIT PREPARED."""
+    if int(capturing.database.value("show server_version_num")) < 150000:
+        pytest.skip("two_phase needs Postgres 15")
+    _begin(capturing)
+    capture_prepared(capturing)
+    capturing.database.prepare("g", "insert into bad values (1, 'poison')")
+    through = capturing.through(proxy.conninfo(capturing.conninfo))
+    proxy.damage(_TEXT, _BINARY)
+    proxy.damage_once = True
+    capture_prepared(through)
+    assert stored_gids(capturing) == ["g"]
+    capturing.database.end_prepared("g")
+    assert capture_prepared(through).counts == {"public.bad": {"I": 1}}
+    assert capturing.zone.schema_events.read() == []
+
+
+def test_a_row_of_a_prepared_transaction_that_two_connections_damage_is_parked(
+    capturing: Capturing, proxy: TcpProxy
+) -> None:
+    if int(capturing.database.value("show server_version_num")) < 150000:
+        pytest.skip("two_phase needs Postgres 15")
+    _begin(capturing)
+    capture_prepared(capturing)
+    capturing.database.prepare("g", "insert into bad values (1, 'poison')")
+    through = capturing.through(proxy.conninfo(capturing.conninfo))
+    proxy.damage(_TEXT, _BINARY)
+    capture_prepared(through)
+    assert stored_gids(capturing) == ["g"]
+    capturing.database.end_prepared("g")
+    assert capture_prepared(through).counts == {"public.bad": {"P": 1}}
 
 
 def test_a_parked_row_beside_uncertain_messages_does_not_stop_the_capture(
