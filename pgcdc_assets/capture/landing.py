@@ -76,20 +76,25 @@ class Landing:
         self.source.begin_window(self.window, self.schema)
         try:
             with activity(f"capture of window {self.window.key}", "changes") as progress:
-                summary = self.captured.zone.changes.land(
+                report = self.captured.zone.changes.land(
                     self.window,
                     self._rows(progress),
                     self._before_commit,
                     self._timeline,
                     self._facts(self.facts(self.window)),
-                ).summary
+                )
         except BaseException as error:
             self.captured.zone.relations.discard()
             if isinstance(error, FramingError):
                 batch = MessageBatch.of([error.received])
                 raise self._keep(error, batch) from error
             raise
-        return summary
+        if not self.source.decoder.is_finished:
+            raise TransientError(
+                reason=f"Another capture has landed window {self.window.key}, and the stream is "
+                "not at its end; run it again."
+            )
+        return report.summary
 
     def finish(self) -> None:
         """End the window in the stream, after its commit. No time limit applies."""
@@ -164,15 +169,15 @@ class Landing:
 
     def _before_commit(self) -> None:
         self.meter.enter(Phase.COMMITTING)
+        unfinished = self.source.decoder.unfinished()
+        if not self.parks and any(each.transaction.has_parked for each in unfinished):
+            # The server does not send the rows of a stored transaction again.
+            raise UndecodableRows
         failpoints.reach(failpoints.BEFORE_DELTA_COMMIT)
         # The events come first: a stored relation version counts as known.
         self.schema.record(self.lease.conn if self._has_time() else None)
         self.captured.zone.relations.flush()
         self.captured.zone.schema_events.record(
-        unfinished = self.source.decoder.unfinished()
-        if not self.parks and any(each.transaction.has_parked for each in unfinished):
-            # The server does not send the rows of a stored transaction again.
-            raise UndecodableRows
             parked_events(self.window.epoch, self.source.decoder.parked)
         )
         failpoints.reach(failpoints.AFTER_RELATIONS_COMMIT)

@@ -12,7 +12,9 @@ import pytest
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.capture.limits import CaptureLimits
-from pgcdc_assets.errors import RawZoneError
+from pgcdc_assets.capture.schema_watch import SchemaWatch
+from pgcdc_assets.capture.source_stream import SourceStream
+from pgcdc_assets.errors import RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.stream.request import StreamSettings
 from pgcdc_assets.postgres.stream.transport import WireSettings
@@ -54,6 +56,23 @@ def test_the_windows_of_a_session_come_from_one_stream(capturing: Capturing) -> 
     assert [text[0] for text in capturing.texts("t")] == "1 -1 2 -2 3 -3 4 -4 9".split()
     assert [row["window"] for row in capturing.rows()][::2] == [w.key for w in windows] + [last.key]
     assert capturing.confirmed() == reports[-1].window.end
+
+
+def test_a_window_that_another_capture_lands_is_an_error_to_run_again(
+    capturing: Capturing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease was lost between the look at the raw zone and the landing."""
+    window = capturing.begin_with_one_insert()
+    begin = SourceStream.begin_window
+
+    def begin_late(source: SourceStream, begun: LsnWindow, schema: SchemaWatch) -> None:
+        begin(source, begun, schema)
+        RawZone(capturing.zone.lake, capturing.zone.name).changes.land(begun, [])
+
+    with monkeypatch.context() as patched, pytest.raises(TransientError, match="run it again"):
+        patched.setattr(SourceStream, "begin_window", begin_late)
+        capturing.capture(window)
+    assert capturing.capture(window).already_captured
 
 
 def test_a_session_verifies_captured_windows_and_refuses_others(capturing: Capturing) -> None:
