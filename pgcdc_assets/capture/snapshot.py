@@ -165,12 +165,10 @@ def snapshot_each_table(
         if standby is not None:
             open_snapshot.close()
             snapshot = None
-        with query_connection(settings, "snapshot") as conn:
-            # What has changed so far is in the snapshots. The copy checks that nothing changed
-            # between the slot's snapshot and the copy.
-            poll_catalog(conn, zone, tables or (), publication)
-            wanted = _wanted(conn, zone, epoch, publication, tables)
-        read_again = partial(read_wanted, settings, zone, epoch, publication)
+        # What has changed so far is in the snapshots. The copy checks that nothing changed between
+        # the slot's snapshot and the copy.
+        read_again = partial(_look_and_read, settings, zone, epoch, publication, tables or ())
+        wanted = read_again(tables)
         if snapshot is None and relation_ids(wanted):
             snapshot, wanted = export_later(
                 settings, slot, wanted, partial(read_again, tables), open_snapshot, standby
@@ -315,6 +313,24 @@ def _check_slot(
             active_pid=status.active_pid,
             application_name=status.active_application_name,
         )
+
+
+def _look_and_read(
+    settings: ConnectionSettings,
+    zone: RawZone,
+    epoch: int,
+    publication: str,
+    declared: Sequence[TableName],
+    tables: Sequence[TableName] | None,
+) -> list[PublishedTable | SnapshotFailure]:
+    """Look at the catalog, and read the tables to copy.
+
+    A look before an export finds the changes that the snapshot has. A look after the export finds
+    the partitions that the snapshot has: the next look does not find one that is detached by then.
+    """
+    with query_connection(settings, "snapshot") as conn:
+        poll_catalog(conn, zone, declared, publication)
+        return _wanted(conn, zone, epoch, publication, tables)
 
 
 def read_wanted(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
+from typing import Any
 
 import psycopg2
 import pytest
@@ -12,6 +13,7 @@ from pgcdc_assets.capture import landing, schema_watch
 from pgcdc_assets.capture.epoch import renew_epoch
 from pgcdc_assets.capture.schema_watch import poll_catalog
 from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.capture.snapshot_export import export_later
 from pgcdc_assets.capture.window import CaptureLimits
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.postgres.connection import query_connection
@@ -99,6 +101,41 @@ def test_a_recorded_event_without_a_snapshot_hides_no_later_need_of_one(
     capturing.database.execute(attach)
     assert shown(poll(capturing)) == ["root partition_attached!"]
     assert poll(capturing) == []
+
+
+@pytest.mark.parametrize("which", ["first", "later"])
+def test_a_partition_that_passes_during_a_snapshot_needs_another_snapshot(
+    capturing: Capturing, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    """The exported snapshot has the partition, which no look before the export has seen."""
+    capturing.begin(
+        "create table root (id int primary key) partition by range (id);"
+        "create table kept partition of root for values from (0) to (10);"
+        "create table single (id int primary key); insert into single values (15)"
+    )
+    execute = capturing.database.execute
+    execute(
+        "drop publication pub; create publication pub for table root "
+        "with (publish_via_partition_root = true)"
+    )
+    exports: list[str] = []
+
+    def export(*arguments: Any) -> Any:
+        exports.append("first" if not exports else "later")
+        if exports[-1] == which:
+            execute("alter table root attach partition single for values from (10) to (20)")
+        found = export_later(*arguments)
+        if exports[-1] != which:
+            # The copy finds other columns, and begins again.
+            execute("alter table root add n int; alter table single add n int")
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pgcdc_assets.capture.snapshot.export_later", export)
+        _snapshot(capturing)
+    assert exports[-1] == which
+    execute("alter table root detach partition single")
+    assert shown(poll(capturing)) == ["root partition_detached!"]
 
 
 def _fail(*args: object) -> bool:
