@@ -11,11 +11,7 @@ import pytest
 
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.protocol.frames import MessageBatch
 from pgcdc_assets.protocol.prepared_transactions import PreparedKey
-from pgcdc_assets.protocol.relation import Relation
-from pgcdc_assets.protocol.streaming_decoder import StreamingDecoder
-from pgcdc_assets_tests.protocol.test_decoder import ORDERS
 from pgcdc_assets_tests.protocol.test_streamed_transactions import (
     ANNOUNCED,
     NARROW,
@@ -25,10 +21,8 @@ from pgcdc_assets_tests.protocol.test_streamed_transactions import (
 from pgcdc_assets_tests.support.protocol import encoding
 from pgcdc_assets_tests.support.protocol.streaming import (
     MemoryArchive,
-    MemorySpool,
     Stream,
     block,
-    by_width,
     places,
     prepared,
     whole,
@@ -77,38 +71,6 @@ def test_a_prepared_transaction_arrives_in_any_batches() -> None:
         # The announcement before the transaction is valid within.
         assert {row["relation_version"] for row in rows} == {3}
         assert stream.completed == [(3, 900, 700)]
-
-
-def test_only_an_announcement_right_before_a_row_of_its_transaction_counts() -> None:
-    """Decision 71: the order of these announcements shows the partitions of a root."""
-    found: list[tuple[int, int, bool]] = []
-
-    def resolve(
-        relation: Relation, commit_lsn: Lsn, xid: int, is_for_row: bool
-    ) -> tuple[Relation, int]:
-        found.append((xid, relation.relation_id, is_for_row))
-        return by_width(relation, commit_lsn, xid, is_for_row)
-
-    other = encoding.relation(replace(ORDERS, relation_id=16401))
-    other_row = encoding.insert(16401, [b"1", b"a", None])
-    inside = [ANNOUNCED, other, encoding.truncate([16400, 16401]), ANNOUNCED, ROW]
-    messages = [
-        *whole(900, 700, *inside),
-        *block(701, *inside),
-        encoding.stream_commit(701, 1000),
-        *prepared(1100, 702, "g", other, other_row),
-        *whole(1200, 703, other_row),
-        encoding.commit_prepared(1300, 702, "g"),
-    ]
-    decoder = StreamingDecoder(resolve, MemorySpool(), 2**62)
-    list(decoder.decode(MessageBatch.of(encoding.stream(messages))))
-    truncated = [(16400, False), (16401, False), (16400, True)]
-    assert found == [
-        *[(xid, *each) for xid in (700, 701) for each in truncated],
-        # The prepared transaction has announced the relation.
-        (703, 16401, False),
-        (702, 16401, True),
-    ]
 
 
 def test_a_prepared_transaction_is_decoded_in_parts_of_bounded_values() -> None:
