@@ -45,8 +45,8 @@ def fact_rows(epoch: int, prepared: PreparedTransaction) -> Iterator[dict[str, A
         "row_count": row_count,
     }
     # The order of the own announcements shows the partitions of a root (decision 71).
-    own = transaction.own_announcements()
-    for index in sorted(used.union(own)):
+    own = set(transaction.own_announcements())
+    for index in sorted(used | own):
         if index >= 0:
             text = _format_relation(index, transaction.announced[index], is_own=index in own)
             yield {**key, "op": RELATION, "new": [text]}
