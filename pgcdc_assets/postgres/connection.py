@@ -171,11 +171,14 @@ class ConnectionSettings:
 
 
 def _has_rest_of_password(conninfo: str, parsed: Mapping[str, object]) -> bool:
-    """Return whether a URI has an `@` in the host, or an unencoded one in the database's name."""
+    """Return whether a URI has an `@` in the host, or an unencoded one in the database's name.
+
+    The check of the name reads the raw text, because the parsed name has no percent-encoding.
+    """
     if not conninfo.startswith(("postgresql://", "postgres://")):
         return False
-    in_name = "@" in str(parsed.get("dbname") or "") and "%40" not in conninfo
-    return in_name or "@" in str(parsed.get("host") or "")
+    raw_name = conninfo.partition("://")[2].partition("/")[2].partition("?")[0]
+    return "@" in raw_name or "@" in str(parsed.get("host") or "")
 
 
 @contextlib.contextmanager

@@ -160,7 +160,10 @@ def test_a_malformed_connection_string_is_a_configuration_error(
     assert "secret" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("password", ["a@sesame", "a/sesame", "5/sesame", "a@b/sesame", "a/s@me"])
+@pytest.mark.parametrize(
+    "password",
+    ["a@sesame", "a/sesame", "5/sesame", "a@b/sesame", "a/s@me", "p%40a/sesame", "sesame/x%40y"],
+)
 def test_no_part_of_an_unencoded_password_is_shown(
     password: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
