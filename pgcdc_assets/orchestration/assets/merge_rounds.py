@@ -20,8 +20,8 @@ from pgcdc_assets.orchestration.partitions import read_summaries
 from pgcdc_assets.orchestration.runs.failures import raise_failed
 from pgcdc_assets.orchestration.runs.long_runs import LongRun
 from pgcdc_assets.orchestration.runs.records import MERGE_PURPOSE, PURPOSE_TAG
-from pgcdc_assets.orchestration.runs.snapshot_runs import RunningSnapshots
-from pgcdc_assets.orchestration.state import newest_snapshots, read_gates
+from pgcdc_assets.orchestration.runs.snapshot_runs import SNAPSHOTS_TAG, RunningSnapshots
+from pgcdc_assets.orchestration.state import read_gates
 from pgcdc_assets.policies import FOLLOW
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
@@ -60,7 +60,8 @@ class MergeRounds:
         places = {spec.key: place for place, spec in self.specs.items()}
         self._by_name = {_name(place): place for place in self.specs}
         self._selected = [places[key] for key in context.selected_asset_keys]
-        self._copied = self._copied_tables()
+        # The state at the sensor's decision: a re-snapshot may have ended since.
+        self._snapshots = context.run.tags.get(SNAPSHOTS_TAG) or self._snapshots_digest()
         self._catalog = Registration(self.capture.catalog, self.session, context.log)
         self._reports = MergeReports(
             context, self.zone, self.specs, self.sources, self._merge_checks
@@ -209,8 +210,9 @@ class MergeRounds:
         captured = self.zone.changes.captured_through(epoch)
         if captured is None or captured <= end:
             return None
-        if self._copied_tables() != self._copied or self._being_copied():
-            # A table was added or removed, or an epoch began: the sensor requests a suitable run.
+        if self._snapshots_digest() != self._snapshots:
+            # A table was added or removed, a re-snapshot began or ended, or an epoch began: the
+            # sensor requests a suitable run.
             following.stop()
             return None
         landed = self.zone.changes.windows(epoch, end)
@@ -234,11 +236,8 @@ class MergeRounds:
         copied = self.copying.find(self.context.instance, self.zone)
         return {table for table, _ in self._selected if table.partition_key in copied}
 
-    def _copied_tables(self) -> tuple[int, set[TableName]]:
-        epoch = self.zone.epochs.latest()
-        return (
-            (0, set()) if epoch is None else (epoch.epoch, set(newest_snapshots(self.zone, epoch)))
-        )
+    def _snapshots_digest(self) -> str:
+        return self.copying.digest(self.zone, self.copying.find(self.context.instance, self.zone))
 
     def _checks(self) -> MergeChecks:
         """Return all checks of the run."""

@@ -12,6 +12,7 @@ the pool is used (`hands_over`), the run ends at its time, and the sensor reques
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -44,9 +45,16 @@ HANDOVER_SECONDS = 60.0
 Found = TypeVar("Found")
 
 
-def may_continue(policy: WindowPolicy, progress: SyncProgress | None) -> dict[str, str]:
-    """Return the tag for a run that a sensor requests; no tag in a one-shot run."""
-    return {} if progress is not None else {SECONDS_TAG: f"{policy.run_seconds:g}"}
+def may_continue(
+    policy: WindowPolicy, progress: SyncProgress | None, at_most: float = math.inf
+) -> dict[str, str]:
+    """Return the tag for a run that a sensor requests; no tag in a one-shot run.
+
+    Args:
+        at_most: the seconds after which the sensor has to request another run.
+    """
+    seconds = min(policy.run_seconds, at_most)
+    return {} if progress is not None else {SECONDS_TAG: f"{seconds:g}"}
 
 
 def hands_over(instance: dg.DagsterInstance, pool: str) -> bool:

@@ -7,6 +7,8 @@ difference that was found) would remain.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import dagster as dg
@@ -15,9 +17,12 @@ from dagster import DagsterRunStatus, RunsFilter
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.partitions import covered_keys
 from pgcdc_assets.orchestration.runs.records import run_has_ended
-from pgcdc_assets.orchestration.state import watermarks
+from pgcdc_assets.orchestration.state import newest_snapshots, watermarks
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture
+
+# The snapshots for which the sensor has chosen the tables of a merge.
+SNAPSHOTS_TAG = "pgcdc/snapshots"
 
 _STARTED = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
 
@@ -53,3 +58,22 @@ class RunningSnapshots:
             for table in self.capture.tables
             if table.partition_key in copied and watermarks(zone, table)
         )
+
+    def digest(self, zone: RawZone, running: Collection[str]) -> str:
+        """Return a short text that changes when other tables can be merged after a snapshot.
+
+        The complete snapshots of a run that still takes others do not count, because its tables
+        wait for its end. Tables that are not declared do, because newer code may declare them.
+
+        Args:
+            running: the result of `find`.
+        """
+        epoch = zone.epochs.latest()
+        newest = {} if epoch is None else newest_snapshots(zone, epoch)
+        known = sorted(
+            (name.partition_key, str(position))
+            for name, position in newest.items()
+            if name.partition_key not in running
+        )
+        text = repr((0 if epoch is None else epoch.epoch, known, sorted(running)))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -7,8 +7,10 @@ A run at the end of its time gets a successor, which waits for the pool (`long_r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import dagster as dg
@@ -31,10 +33,11 @@ from pgcdc_assets.orchestration.runs.records import (
     seconds_since_end,
     unfinished_runs,
 )
-from pgcdc_assets.orchestration.runs.snapshot_runs import RunningSnapshots
+from pgcdc_assets.orchestration.runs.snapshot_runs import SNAPSHOTS_TAG, RunningSnapshots
 from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress, sync_progress
 from pgcdc_assets.orchestration.sensors.quiet_ticks import QuietTicks, read_versions
 from pgcdc_assets.orchestration.state import CaptureState, TableState, read_state
+from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture
 
 MINIMUM_INTERVAL_SECONDS = 2
@@ -95,7 +98,8 @@ def build_merge_sensor(
             progress.is_merged = all(progress.has_merged(table, epoch) for table in state.tables)
         copied = copying.find(context.instance, zone)
         tick = _Tick(
-            capture, dict(keys), context.instance, state, progress, is_merging, outgoing, copied
+            *(capture, dict(keys), context.instance, zone, copying),
+            *(state, progress, is_merging, outgoing, copied),
         )
         answer = tick.run()
         is_merged = isinstance(answer, dg.SkipReason) and answer.skip_message == _ALL_MERGED
@@ -122,6 +126,8 @@ class _Tick:
     capture: CdcCapture
     keys: dict[tuple[str, str, int], dg.AssetKey]
     instance: dg.DagsterInstance
+    zone: RawZone
+    copying: RunningSnapshots
     state: CaptureState
     progress: SyncProgress | None
     is_merging: bool
@@ -150,10 +156,14 @@ class _Tick:
         if self.progress is not None and self.is_merging:
             self.progress.is_blocked = True
             return dg.SkipReason(_IS_MERGING)
-        ready = behind if self.progress is not None else self._without_backoff(behind)
+        ready, pause = behind, math.inf
+        if self.progress is None:
+            pauses = [(table, self._pause_left(table)) for table in behind]
+            ready = [table for table, left in pauses if not left]
+            pause = min((left for _, left in pauses if left), default=math.inf)
         if not ready and not succeeds:
             return dg.SkipReason("the newest merges failed, and are retried later")
-        return dg.SensorResult(run_requests=[self._request(names, windows, landed, ready)])
+        return dg.SensorResult(run_requests=[self._request(names, windows, landed, ready, pause)])
 
     def _waits_for_snapshots(self) -> str:
         """Name the tables that wait for an automatic re-snapshot; empty if none does."""
@@ -166,7 +176,14 @@ class _Tick:
         windows: list[LsnWindow],
         landed: list[LsnWindow],
         ready: list[TableState],
+        pause: float,
     ) -> dg.RunRequest:
+        """Request a merge.
+
+        Args:
+            pause: the run does not continue longer, because a table that it leaves out is then
+                retried.
+        """
         # Include idle tables: their merge is cheap, and the UI shows their partitions as merged.
         failing = {self._key(t) for t in self.state.tables if t.needs_merge and t not in ready}
         uncopied = {
@@ -191,7 +208,8 @@ class _Tick:
                 CAPTURE_TAG: self.capture.name,
                 PURPOSE_TAG: MERGE_PURPOSE,
                 THROUGH_TAG: last.key,
-                **may_continue(self.capture.windows, self.progress),
+                SNAPSHOTS_TAG: self.copying.digest(self.zone, self.copied),
+                **may_continue(self.capture.windows, self.progress, pause),
             },
         )
 
@@ -215,16 +233,16 @@ class _Tick:
             return None
         return find_shown_through(self.instance, self._key(table))
 
-    def _without_backoff(self, behind: list[TableState]) -> list[TableState]:
-        recent = recent_runs(self.instance, self.capture.name, "merge")
-        ready = []
-        for table in behind:
-            failures = [r for r in recent if self._failed(r, table)]
-            pause = self.capture.windows.backoff(len(failures))
-            since = seconds_since_end(failures)
-            if since is None or since >= pause:
-                ready.append(table)
-        return ready
+    def _pause_left(self, table: TableState) -> float:
+        """Return the seconds until a table may be merged again; 0 without a failure."""
+        failures = [record for record in self._recent if self._failed(record, table)]
+        since = seconds_since_end(failures)
+        pause = self.capture.windows.backoff(len(failures))
+        return 0.0 if since is None else max(0.0, pause - since)
+
+    @cached_property
+    def _recent(self) -> list[RunRecord]:
+        return recent_runs(self.instance, self.capture.name, "merge")
 
     def _failed(self, record: RunRecord, table: TableState) -> bool:
         """Return whether a finished run should have merged the table and failed."""

@@ -257,6 +257,49 @@ def test_a_new_table_is_merged_by_another_run(
 
 
 @pytest.mark.sampled
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", ["before the run", "during the run", "without a snapshot"])
+def test_a_table_with_a_resnapshot_is_merged_by_another_run_after_its_end(
+    continuing: Orchestrated, spark: SparkSession, ends: str
+) -> None:
+    """C12: the sensor leaves the table out while its re-snapshot runs."""
+    continuing.land()
+    assert continuing.execute(asked(continuing, "merges"), "merge").success
+    resnapshot = continuing.start_run("snapshot", {"dagster/partition": "public.a"})
+    continuing.commit("insert into a values (50, 'x')")
+    continuing.commit("insert into b values (50, 1)")
+    continuing.land()
+    merged = set(continuing.instance.get_materialized_partitions(B))
+    request = asked(continuing, "merges")
+    assert list(request.asset_selection or ()) == [B]
+
+    def end_resnapshot() -> None:
+        if ends == "during the run":
+            settings, slot = continuing.database.settings(), continuing.capture.slot
+            snapshot_tables(settings, continuing.zone, slot, "pub", [TableName("public", "a")])
+        continuing.instance.report_run_canceled(resnapshot)
+
+    def land_more() -> None:
+        wait_until(
+            lambda: set(continuing.instance.get_materialized_partitions(B)) > merged, "a merge"
+        )
+        if ends != "before the run":
+            end_resnapshot()
+        continuing.commit("insert into b values (51, 1)")
+        land_aside(continuing)
+
+    if ends == "before the run":
+        end_resnapshot()
+    with running_beside(land_more):
+        result = continuing.execute(request, "merge")
+    assert result.success
+    assert materialized(result, B) == continuing.windows()[1:2]
+    (again,) = continuing.tick("merges").run_requests
+    assert set(again.asset_selection or ()) == {A, B}
+
+
+@pytest.mark.sampled
 def test_runs_without_the_tag_do_not_continue(
     continuing: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:

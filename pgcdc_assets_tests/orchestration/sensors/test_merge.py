@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.cli import status
+from pgcdc_assets.orchestration.runs.long_runs import SECONDS_TAG
 from pgcdc_assets.orchestration.state import read_state
 from pgcdc_assets.policies import WindowPolicy
 from pgcdc_assets.settings import CdcTable
@@ -122,6 +123,7 @@ def test_a_table_whose_merge_failed_waits_and_the_others_continue(
     failed_merge(patient, [B], window)
     (request,) = patient.tick("merges").run_requests
     assert list(request.asset_selection or ()) == [A]
+    assert 0 < float(request.tags[SECONDS_TAG]) <= 60, "the run ends when the table may be retried"
     failed_merge(patient, [A], window)
     assert "are retried later" in (patient.tick("merges").skip_message or "")
     (forced,) = patient.tick("merges", one_shot=True).run_requests
