@@ -85,6 +85,7 @@ def build_cdc_definitions(
 class _MessageDefinitions(NamedTuple):
     """The definitions of the table of logical messages; empty without this table."""
 
+    key: dg.AssetKey | None = None
     assets: Sequence[dg.AssetsDefinition] = ()
     jobs: Sequence[UnresolvedAssetJobDefinition] = ()
     sensors: Sequence[dg.SensorDefinition] = ()
@@ -121,12 +122,12 @@ class _Builder:
         capture_job, snapshot_job, merge_job, check_job = self._jobs(
             raw.key, snapshot.key, list(scd_keys.values())
         )
+        messages = self._messages(raw.key)
         maintenance_job, maintenance_schedule = build_maintenance_job(
-            self.capture, raw.key, scd_keys
+            self.capture, raw.key, scd_keys, messages.key
         )
         keys = {table: spec.key for table, spec in sources.items()}
         tables = {place: spec.key for place, spec in scds.items()}
-        messages = self._messages(raw.key)
         jobs = capture_job, snapshot_job, check_job
         targets = LagSensorAssets(raw.key, snapshot.key, tables, keys, jobs)
         return dg.Definitions(
@@ -216,6 +217,7 @@ class _Builder:
             tags={CAPTURE_TAG: self.capture.name},
         )
         return _MessageDefinitions(
+            key=spec.key,
             assets=[build_messages_asset(self.capture, spec, raw, self.windows)],
             jobs=[job],
             sensors=[build_messages_sensor(self.capture, spec.key, job)],

@@ -44,13 +44,17 @@ from pgcdc_assets.tables.state import read_scd_state, table_path
 
 
 def build_maintenance_job(
-    capture: CdcCapture, raw: dg.AssetKey, keys: Mapping[tuple[str, str, int], dg.AssetKey]
+    capture: CdcCapture,
+    raw: dg.AssetKey,
+    keys: Mapping[tuple[str, str, int], dg.AssetKey],
+    messages: dg.AssetKey | None,
 ) -> tuple[dg.JobDefinition, dg.ScheduleDefinition]:
     """Build the job and its schedule.
 
     Args:
         raw: the raw asset, which gets an observation after a deletion of windows.
         keys: the SCD assets.
+        messages: the asset of the logical messages; None without this table.
     """
     names = Names.of(capture)
     policy = capture.retention
@@ -141,11 +145,10 @@ def build_maintenance_job(
             context.log.info("All records of Dagster are kept: `retention.record_days` is not set")
             return
         older_than = dt.datetime.now(dt.UTC) - dt.timedelta(days=policy.record_days)
+        others = [*keys.values(), *([] if messages is None else [messages])]
         with claim_run(context):
             try:
-                deleted = delete_old_records(
-                    context.instance, capture, raw, keys.values(), older_than
-                )
+                deleted = delete_old_records(context.instance, capture, raw, others, older_than)
             except NotImplementedError:
                 context.log.info("The storage of this Dagster instance cannot delete runs")
                 return

@@ -55,20 +55,20 @@ def delete_old_records(
     instance: dg.DagsterInstance,
     capture: CdcCapture,
     raw: dg.AssetKey,
-    scds: Collection[dg.AssetKey],
+    others: Collection[dg.AssetKey],
     older_than: dt.datetime,
 ) -> RecordReport:
     """Delete the old records of a capture, and return their number.
 
     Args:
         raw: the raw asset.
-        scds: the SCD assets.
+        others: the other assets whose partitions are windows: of the tables, of the messages.
         older_than: records from before this time are deleted.
 
     Raises:
         NotImplementedError: the instance's storage cannot delete runs.
     """
-    keys = [raw, *scds]
+    keys = [raw, *others]
     before = min(older_than, _oldest_shown(instance, capture, raw) or older_than)
     runs = _find_old_runs(instance, capture, keys, before)
     for run_id in runs:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 import dagster as dg
@@ -16,9 +18,12 @@ from sqlalchemy import Column, func, select
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.orchestration.checks.raw import SLOT_HEALTH, WINDOW_CHECKS
+from pgcdc_assets.orchestration.jobs import maintenance
 from pgcdc_assets.orchestration.runs.record_retention import RecordReport, delete_old_records
 from pgcdc_assets.orchestration.runs.records import CAPTURE_TAG
-from pgcdc_assets_tests.orchestration.conftest import Orchestrated
+from pgcdc_assets.policies import MessagePolicy
+from pgcdc_assets.settings import CdcCapture
+from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 
 pytestmark = pytest.mark.postgres
 
@@ -38,6 +43,16 @@ def landed(orchestrated: Orchestrated) -> Orchestrated:
 def delete(orchestrated: Orchestrated, older_than: dt.datetime = LATER) -> RecordReport:
     instance, capture = orchestrated.instance, orchestrated.capture
     return delete_old_records(instance, capture, orchestrated.raw, [], older_than)
+
+
+def _delete_everything(
+    instance: dg.DagsterInstance,
+    capture: CdcCapture,
+    raw: dg.AssetKey,
+    others: Collection[dg.AssetKey],
+    older_than: dt.datetime,
+) -> RecordReport:
+    return delete_old_records(instance, capture, raw, others, LATER)
 
 
 def forget_keys(orchestrated: Orchestrated, count: int) -> list[str]:
@@ -118,6 +133,30 @@ def test_the_newest_materialisation_and_the_newest_results_of_checks_are_kept(
     checks = [dg.AssetCheckKey(landed.raw, name) for name in WINDOW_CHECKS]
     found = landed.instance.event_log_storage.get_latest_asset_check_execution_by_key(checks)
     assert set(found) == set(checks)
+
+
+@pytest.mark.sampled
+def test_the_newest_materialisation_of_the_messages_is_kept(
+    orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The maintenance job knows the asset of the messages."""
+    policy = replace(orchestrated.capture.retention, record_days=1)
+    capture = replace(orchestrated.capture, messages=MessagePolicy(), retention=policy)
+    made = Orchestrated(orchestrated.database, orchestrated.lake, orchestrated.instance, capture)
+    made.copy()
+    runs = []
+    for number in range(2):
+        made.commit(f"select pg_logical_emit_message(true, 'audit', '{number}')")
+        made.land()
+        (request,) = made.tick("messages").run_requests
+        runs.append(made.execute(request, "messages").run_id)
+    forget_keys(made, 2)
+    monkeypatch.setattr(maintenance, "delete_old_records", _delete_everything)
+    job = made.location.repository.get_job(f"{NAME}_upkeep")
+    selection = [f"{NAME}_delete_old_records"]
+    subset = job.get_subset(op_selection=selection)
+    assert subset.execute_in_process(instance=made.instance).success
+    assert run_ids(made.instance).intersection(runs) == {runs[1]}
 
 
 @pytest.mark.sampled
