@@ -192,12 +192,17 @@ def test_a_wrong_name_is_refused_without_a_connection(
 def test_a_malformed_dagster_yaml_is_a_wrong_setting(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for text in ("storage: [", "storage: {postgres: {password: sesame}}"):
+    for text in (
+        "storage: [",
+        "storage: {postgres: {password: sesame}}",
+        "storage: {postgres: {postgres_db: {password: 48151623}}}",
+    ):
         (project.parent / "home" / "dagster.yaml").write_text(text)
-        assert main(["status", "-m", "pgcdc_assets.definitions"]) == 2
-        error = capsys.readouterr().err
-        assert str(project.parent / "home" / "dagster.yaml") in error
-        assert "sesame" not in error
+        for debug in ([], ["--debug"]):
+            assert main(["status", "-m", "pgcdc_assets.definitions", *debug]) == 2
+            error = capsys.readouterr().err
+            assert str(project.parent / "home" / "dagster.yaml") in error
+            assert "sesame" not in error and "48151623" not in error
 
 
 def test_a_state_folder_that_cannot_be_written_is_a_wrong_setting(

@@ -158,10 +158,11 @@ def open_instance() -> Iterator[dg.DagsterInstance]:
     try:
         opened = dg.DagsterInstance.from_config(str(home))
     except (dg.DagsterError, ImportError, yaml.YAMLError) as error:
-        # The text of Dagster's error may quote the configuration, which may have a password.
+        # Texts of Dagster and of YAML quote the file, which may have a password. --debug would show
+        # the cause.
         raise ConfigurationError(
             reason=f"Dagster cannot read {home / 'dagster.yaml'} ({type(error).__name__}): correct "
             "the file, such as after `dagster instance info`, which shows what is wrong"
-        ) from error
+        ) from (error if isinstance(error, ImportError) else None)
     with opened as instance:
         yield instance
