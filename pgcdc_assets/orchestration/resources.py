@@ -7,9 +7,11 @@ resource, not when definitions load or a run starts.
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import dagster as dg
 from pydantic import Field
@@ -33,6 +35,36 @@ from pgcdc_assets.storage import check_lake_uri, storage_of
 if TYPE_CHECKING:
     from pgcdc_assets.postgres.connection import Connection
     from pgcdc_assets.spark.session import SparkSession
+
+
+@contextmanager
+def open_resources(resources: Mapping[str, Any]) -> Iterator[Any]:
+    """Initialise resources outside of a run.
+
+    Raises:
+        ConfigurationError: an environment variable that a resource reads is not set, or a value has
+            a wrong type. The error quotes no value.
+    """
+    with ExitStack() as held:
+        try:
+            opened = held.enter_context(dg.build_resources(resources))
+        except dg.DagsterInvalidConfigError as error:
+            reason = " ".join(dict.fromkeys(map(_explained, error.errors)))
+            # The text of Dagster's error quotes values, which may be passwords.
+            raise ConfigurationError(reason=reason) from None
+        yield opened
+
+
+def _explained(error: Any) -> str:
+    """Return a sentence about a wrong field of a resource."""
+    resource, *_, field = error.stack.levels or ["?"]
+    place = f"`{field}` of the resource {resource}"
+    variable = re.search(r'env(?:ironment)? variable "(\w+)"', error.message)
+    if variable is None:
+        return f"Correct {place}: its value has a wrong type."
+    if "is not set" in error.message:
+        return f"Set the environment variable {variable[1]}, which {place} reads."
+    return f"Correct the environment variable {variable[1]}: its value is no valid {place}."
 
 
 class PostgresResource(dg.ConfigurableResource[None]):

@@ -18,14 +18,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-import dagster as dg
 from dagster._core.definitions.definitions_load_context import (
     DefinitionsLoadContext,
     DefinitionsLoadType,
 )
 
 from pgcdc_assets.errors import MergeConflict, PgcdcError, TransientError
-from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
+from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, open_resources
 from pgcdc_assets.postgres.capturable_tables import (
     CapturableTable,
     read_capturable_tables,
@@ -85,7 +84,7 @@ def declare_listed_tables(
 def _read_names(
     capture: CdcCapture, postgres: PostgresResource, lake: LakeResource
 ) -> list[TableName]:
-    with dg.build_resources({"postgres": postgres, "lake": lake}) as resources:
+    with open_resources({"postgres": postgres, "lake": lake}) as resources:
         zone = resources.lake.zone(capture.name)
         if _refreshes_at_load.get():
             try:

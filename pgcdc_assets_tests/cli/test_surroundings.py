@@ -119,6 +119,39 @@ def test_a_module_that_cannot_be_imported_is_a_wrong_setting(
     assert "sesame" not in error
 
 
+_UNSET = """
+import dagster as dg
+from pgcdc_assets import *
+from pgcdc_assets.table_selection import TableSelection
+defs = build_cdc_definitions(
+    CdcCapture("mine", "p", (), selection=TableSelection())
+    if %s
+    else CdcCapture("mine", "p", (CdcTable("public", "t"),)),
+    postgres=PostgresResource(capture="mine", conninfo=dg.EnvVar("UNSET_DSN")),
+    spark=SparkResource(remote=%s),
+)
+"""
+
+
+@pytest.mark.parametrize("remote", ["None", "'sc://u:sesame@host'", "dg.EnvVar('UNSET_DSN')"])
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_variable_of_a_resource_that_is_not_set_is_a_wrong_setting(
+    project: Path,
+    remote: str,
+    follows: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (project / "unset_location.py").write_text(_UNSET % (follows, remote))
+    monkeypatch.syspath_prepend(str(project))
+    for debug in ([], ["--debug"]):
+        monkeypatch.delitem(sys.modules, "unset_location", raising=False)
+        assert main(["status", "-m", "unset_location", *debug]) == 2
+        error = capsys.readouterr().err
+        assert "Set the environment variable UNSET_DSN" in error
+        assert "sesame" not in error
+
+
 @pytest.mark.parametrize("module", ["", ".relative"])
 def test_a_text_that_is_no_module_is_a_wrong_setting(
     project: Path, module: str, capsys: pytest.CaptureFixture[str]

@@ -25,7 +25,12 @@ from pgcdc_assets.orchestration.feature_warnings import (
 )
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.project.defs_file import check_defs_folders
-from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
+from pgcdc_assets.orchestration.resources import (
+    LakeResource,
+    PostgresResource,
+    SparkResource,
+    open_resources,
+)
 from pgcdc_assets.orchestration.settings_metadata import CAPTURE_METADATA, read_capture_settings
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture
@@ -121,7 +126,8 @@ def load_location(module_name: str = DEFAULT_MODULE) -> CodeLocation:
     """Import a module and read its definitions.
 
     Raises:
-        ConfigurationError: the import fails, or the module has no definitions.
+        ConfigurationError: the import fails, the module has no definitions, or a resource reads an
+            environment variable that is not set.
     """
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -143,7 +149,11 @@ def load_location(module_name: str = DEFAULT_MODULE) -> CodeLocation:
 
 
 def find_captures(definitions: dg.Definitions) -> dict[str, LoadedCapture]:
-    """Find the captures among definitions, by the metadata of their raw assets."""
+    """Find the captures among definitions, by the metadata of their raw assets.
+
+    Raises:
+        ConfigurationError: a resource reads an environment variable that is not set.
+    """
     captures = {}
     for spec in definitions.resolve_all_asset_specs():
         value = spec.metadata.get(CAPTURE_METADATA)
@@ -157,7 +167,7 @@ def find_captures(definitions: dg.Definitions) -> dict[str, LoadedCapture]:
     found = {}
     # One temporary instance of Dagster for all resources: `process_config_and_initialize` creates
     # an instance for each resource, in 50 ms, and does not close the databases of the instance.
-    with dg.build_resources(used) as resources:
+    with open_resources(used) as resources:
         for raw, capture in captures.items():
             names = Names.of(capture)
             found[capture.name] = LoadedCapture(
