@@ -54,7 +54,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--defs",
         type=Path,
         metavar="DIR",
-        help="write DIR/NAME/defs.yaml; default: ./defs",
+        help="write DIR/NAME/defs.yaml; default: ./defs. A code location of your own has to load "
+        "another DIR, and commands find its captures with -m",
     )
     init.add_argument("--force", action="store_true", help="replace an existing defs.yaml")
     init.add_argument(

@@ -68,8 +68,18 @@ def _write(options: argparse.Namespace) -> int:
     )
     _write_file(path, text)
     count = "tables: all" if tables is None else f"{len(tables)} tables"
-    print(f"Wrote {path} with {count}. Next: pgcdc sync --name {options.name}")
+    print(f"Wrote {path} with {count}. Next: {_next_step(path, options.name)}")
     return 0
+
+
+def _next_step(path: Path, name: str) -> str:
+    folder = path.parent.parent
+    if folder.resolve() in [loaded.resolve() for loaded in home.defs_folders()]:
+        return f"pgcdc sync --name {name}"
+    return (
+        f"load {folder} in a code location MODULE of your own, then pgcdc sync -m MODULE "
+        f"--name {name}"
+    )
 
 
 def _write_file(path: Path, text: str) -> None:

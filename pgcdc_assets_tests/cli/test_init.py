@@ -99,6 +99,32 @@ def test_init_writes_below_the_current_folder_and_the_capture_is_found_there(
     assert "shop/defs.yaml exists already" in capsys.readouterr().err
 
 
+@pytest.mark.postgres
+@pytest.mark.parametrize(
+    ("folder", "command"),
+    [
+        (None, "pgcdc sync --name mine"),
+        ("./defs", "pgcdc sync --name mine"),
+        ("etl", "pgcdc sync -m MODULE --name mine"),
+    ],
+)
+def test_init_prints_a_next_command_that_finds_the_capture(
+    project: Path,
+    database: Database,
+    folder: str | None,
+    command: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Commands without -m load ./defs, and no other folder of a user."""
+    database.execute("create table t (id int primary key); create publication p for table t")
+    given = [] if folder is None else ["--defs", folder]
+    assert main(["init", "--name", "mine", "--publication", "p", *given]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.endswith(command)
+    found = "mine" in find_captures(load_defs_folders(defs_folders()))
+    assert found is ("-m MODULE" not in line) is ("code location" not in line)
+
+
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a clone")
 def test_git_ignores_files_that_init_writes_in_a_clone() -> None:
     command = ["git", "check-ignore", "-q", "defs/mine/defs.yaml"]
