@@ -6,6 +6,7 @@ entries of the UI have 32 bits, and a plot needs one type for the whole series.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -93,10 +94,14 @@ def phase_metadata(seconds: Mapping[Phase, float]) -> dict[str, Any]:
 
 
 def lag_metadata(status: SlotStatus, captured_through: Lsn, lag_seconds: float) -> dict[str, Any]:
-    """Describe the slot; the UI plots these figures."""
+    """Describe the slot; the UI plots these figures.
+
+    Args:
+        lag_seconds: infinite if it is not known, which the UI cannot plot.
+    """
     metadata: dict[str, Any] = {
         "lag_bytes": float(max(0, status.current_lsn - captured_through)),
-        "lag_seconds": round(lag_seconds, 1),
+        "lag_seconds": round(lag_seconds, 1) if math.isfinite(lag_seconds) else 0.0,
         "retained_bytes": float(status.retained_bytes or 0),
         "wal_status": status.wal_status.value,
         "is_active": status.is_active,

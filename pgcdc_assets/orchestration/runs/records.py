@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -32,6 +33,9 @@ MAX_COUNTED = 50
 
 # A run that has not begun within this time after its request or launch will not begin.
 START_SECONDS = 300.0
+# The clocks of two machines differ by less than this time. A record further in the future is from
+# before the clock was set back.
+CLOCK_DIFFERENCE_SECONDS = 60.0
 # The daemon's heartbeat has an interval of 30 s.
 DAEMON_SILENT_SECONDS = 120.0
 
@@ -141,7 +145,17 @@ def recent_runs(
 def seconds_since_end(records: Iterable[RunRecord]) -> float | None:
     """Return the time since the end of the newest run; None if no run has ended."""
     ends = [record.end_time for record in records if record.end_time is not None]
-    return max(0.0, time.time() - max(ends)) if ends else None
+    # If the clock was set back, the greatest end is not that of the newest run.
+    return min(map(seconds_since, ends)) if ends else None
+
+
+def seconds_since(timestamp: float) -> float:
+    """Return the age of a record; infinite for a record from before the clock was set back.
+
+    Otherwise the record would be young for as long as the clock was ahead.
+    """
+    age = time.time() - timestamp
+    return max(0.0, age) if age > -CLOCK_DIFFERENCE_SECONDS else math.inf
 
 
 def _has_queue_daemon(instance: dg.DagsterInstance) -> bool:

@@ -8,7 +8,6 @@ between does not look like a gap. A running capture opens its further windows it
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +33,7 @@ from pgcdc_assets.orchestration.runs.records import (
     THROUGH_TAG,
     attempts_for,
     find_unfinished,
+    seconds_since,
     unfinished_runs,
 )
 from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress, sync_progress
@@ -386,7 +386,7 @@ class _Tick:
 
     def _seconds_since_landing(self) -> float | None:
         event = self.context.instance.get_latest_materialization_event(self.targets.raw)
-        return None if event is None else max(0.0, time.time() - event.timestamp)
+        return None if event is None else seconds_since(event.timestamp)
 
     def _prune(self, windows: list[LsnWindow]) -> None:
         if len(windows) <= self.capture.windows.keep:

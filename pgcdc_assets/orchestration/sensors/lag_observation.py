@@ -6,7 +6,6 @@ recorded at an interval, and other results are recorded when they change.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +22,7 @@ from pgcdc_assets.orchestration.checks.raw import (
 )
 from pgcdc_assets.orchestration.checks.source_tables import read_table_places
 from pgcdc_assets.orchestration.metadata import lag_metadata
+from pgcdc_assets.orchestration.runs.records import seconds_since
 from pgcdc_assets.orchestration.state import left_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.moved_tables import SourcePlace
@@ -105,7 +105,7 @@ class LagObservation:
         newest = self.instance.fetch_observations(self.raw, limit=_NEWEST).records
         ours = (r for r in newest if "wal_status" in _metadata_of(r))
         last = next(ours, None)
-        return last is not None and time.time() - last.timestamp < EVERY_SECONDS
+        return last is not None and seconds_since(last.timestamp) < EVERY_SECONDS
 
     def _evaluations(
         self, places: Mapping[CdcTable, SourcePlace], left: Mapping[TableName, str]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -116,6 +117,38 @@ def test_observations_are_recorded_at_an_interval(
     for _ in range(3):
         orchestrated.tick("lag")
     assert len(orchestrated.instance.fetch_observations(orchestrated.raw, limit=5).records) == 1
+
+
+def test_a_clock_that_is_set_back_stops_neither_windows_nor_retries_nor_observations(
+    orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The records of the time before would be in the future for an hour."""
+    policy = WindowPolicy(max_age_seconds=600, retry_seconds=300)
+    patient = Orchestrated(
+        orchestrated.database,
+        orchestrated.lake,
+        orchestrated.instance,
+        replace(orchestrated.capture, windows=policy),
+    )
+    patient.copy()
+    patient.land()
+    patient.tick("lag")
+    patient.commit("insert into b values (1, 1)")
+    assert not patient.tick("lag").run_requests, "the last window is young"
+    now = time.time
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: now() - 3600)
+        (request,) = patient.tick("lag").run_requests
+    observations = patient.instance.fetch_observations(patient.raw, limit=5).records
+    assert len(observations) == 2
+    observation = observations[0].asset_observation
+    assert observation is not None and observation.metadata["lag_seconds"].value == 0
+
+    patient.instance.report_run_failed(patient.create_run("capture", request.tags))
+    assert not patient.tick("lag").run_requests, "the window failed just now"
+    monkeypatch.setattr(time, "time", lambda: now() - 3600)
+    (again,) = patient.tick("lag").run_requests
+    assert again.partition_key == request.partition_key
 
 
 def test_a_dropped_slot_fails_the_tick(orchestrated: Orchestrated) -> None:
