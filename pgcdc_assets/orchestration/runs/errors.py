@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 import dagster as dg
 from dagster import DagsterEventType
+from dagster_shared.error import SerializableErrorInfo
 
 from pgcdc_assets.errors import (
     ConfigurationError,
@@ -74,27 +75,41 @@ def sentence_in(message: str) -> str:
 
 
 def error_of_run(result: dg.ExecuteInProcessResult) -> PgcdcError:
-    """Rebuild the error that ended a run, from its event."""
+    """Rebuild the error that ended a run, from its event.
+
+    The error of a step is in the event of the step. An error before a step, such as the end of its
+    wait for a pool, is in the event of the run.
+    """
     for event in result.all_events:
         if event.event_type != DagsterEventType.STEP_FAILURE:
             continue
         data = event.step_failure_data
-        error = data.error
-        if error is not None and error.cls_name == "DagsterExecutionInterruptedError":
+        if data.error is None:
+            continue
+        if data.error.cls_name == "DagsterExecutionInterruptedError":
             raise KeyboardInterrupt
-        while error is not None:
-            kind = error_named(error.cls_name or "")
-            if kind is not None:
-                # This package's Failure names the tables; the cause of the failure does not.
-                said = data.user_failure_data.description if data.user_failure_data else None
-                return FailedRun.of(kind, said or sentence_in(error.message), result.run_id)
-            error = error.cause
-        if data.error is not None:
-            last = data.error
-            while last.cause is not None:
-                last = last.cause
-            return PgcdcError(
-                reason=f"Run {result.run_id} failed with an unexpected error: "
-                f"{last.message.strip()}"
-            )
+        # This package's Failure names the tables; the cause of the failure does not.
+        said = data.user_failure_data.description if data.user_failure_data else None
+        return _error_in(data.error, said, result.run_id)
+    for event in result.all_events:
+        if event.is_job_failure and event.job_failure_data.error is not None:
+            return _error_in(event.job_failure_data.error, None, result.run_id)
     return PgcdcError(reason=f"Run {result.run_id} failed without an error")
+
+
+def _error_in(error: SerializableErrorInfo, said: str | None, run_id: str) -> PgcdcError:
+    """Rebuild the first error of this package in a chain of causes.
+
+    Args:
+        said: the sentence of the error, if its message is not the one to show.
+    """
+    chain = [error]
+    while (cause := chain[-1].cause) is not None:
+        chain.append(cause)
+    for each in chain:
+        kind = error_named(each.cls_name or "")
+        if kind is not None:
+            return FailedRun.of(kind, said or sentence_in(each.message), run_id)
+    return PgcdcError(
+        reason=f"Run {run_id} failed with an unexpected error: {chain[-1].message.strip()}"
+    )

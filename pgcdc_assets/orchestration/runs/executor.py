@@ -14,6 +14,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -24,14 +25,27 @@ from dagster._core.execution.context.system import PlanExecutionContext, PlanOrc
 from dagster._core.execution.context_creation_job import PlanExecutionContextManager
 from dagster._core.execution.plan.execute_plan import inner_plan_execution_iterator
 from dagster._core.execution.plan.plan import ExecutionPlan
+from dagster._core.execution.retries import RetryMode
+from dagster._core.execution.step_dependency_config import StepDependencyConfig
 from dagster._core.executor.in_process import InProcessExecutor
 
 from pgcdc_assets.orchestration.runs.claims import claimed_run, interrupt_steps, is_interrupted
-from pgcdc_assets.orchestration.runs.pool_waits import PoolClaims
+from pgcdc_assets.orchestration.runs.pool_waits import PoolClaims, PoolWait
 
 
 class _ClaimingExecutor(InProcessExecutor):
     """Executor that claims the run, and waits for pools without processor time."""
+
+    def __init__(
+        self,
+        wait: PoolWait,
+        retries: RetryMode = RetryMode.ENABLED,
+        step_dependency_config: StepDependencyConfig | None = None,
+        marker_to_close: str | None = None,
+    ) -> None:
+        config = step_dependency_config or StepDependencyConfig.default()
+        super().__init__(retries, config, marker_to_close)
+        self._wait = wait
 
     def execute(
         self, plan_context: PlanOrchestrationContext, execution_plan: ExecutionPlan
@@ -49,7 +63,7 @@ class _ClaimingExecutor(InProcessExecutor):
         yield dg.DagsterEvent.engine_event(plan_context, message, event_specific_data=steps)
         yield from ExecuteRunWithPlanIterable(
             execution_plan=plan_context.execution_plan,
-            iterator=_iterate,
+            iterator=partial(_iterate, self._wait),
             execution_context_manager=PlanExecutionContextManager(
                 job=plan_context.job,
                 retry_mode=plan_context.retry_mode,
@@ -65,9 +79,9 @@ class _ClaimingExecutor(InProcessExecutor):
 
 
 def _iterate(
-    job_context: PlanExecutionContext, execution_plan: ExecutionPlan
+    wait: PoolWait, job_context: PlanExecutionContext, execution_plan: ExecutionPlan
 ) -> Iterator[dg.DagsterEvent]:
-    with PoolClaims(job_context.instance, job_context.dagster_run) as claims:
+    with PoolClaims(job_context.instance, job_context.dagster_run, wait) as claims:
         yield from inner_plan_execution_iterator(job_context, execution_plan, claims)
 
 
@@ -90,7 +104,7 @@ def _create(init_context: Any) -> dg.Executor:
     plain = create(init_context)
     assert isinstance(plain, InProcessExecutor)
     return _ClaimingExecutor(
-        plain.retries, plain.step_dependency_config, marker_to_close=plain.marker_to_close
+        PoolWait(), plain.retries, plain.step_dependency_config, plain.marker_to_close
     )
 
 
@@ -100,3 +114,10 @@ run_executor = dg.ExecutorDefinition(
     executor_creation_fn=_create,
     description="Executes all steps in the process of the run, under a claim of the run.",
 )
+
+
+def build_command_executor(wait: PoolWait) -> dg.ExecutorDefinition:
+    """Build the executor of a command, which decides how its run waits for pools."""
+    return dg.ExecutorDefinition(
+        name="pgcdc_command", executor_creation_fn=lambda context: _ClaimingExecutor(wait)
+    )

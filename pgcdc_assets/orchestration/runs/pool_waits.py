@@ -8,8 +8,15 @@ before the step begins.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import dagster as dg
+from dagster import DagsterRun
 from dagster._core.execution.plan.instance_concurrency_context import InstanceConcurrencyContext
 
+from pgcdc_assets.errors import TransientError
 from pgcdc_assets.orchestration.runs.claims import RunInterrupted, is_interrupted
 from pgcdc_assets.orchestration.runs.records import is_started
 
@@ -17,22 +24,46 @@ _POLL_SECONDS = 0.2
 _POLLS_PER_STATUS = 10
 
 
+@dataclass(frozen=True)
+class PoolWait:
+    """The way in which a run waits for a pool.
+
+    Attributes:
+        limit_seconds: longest wait of a step.
+        release: function that frees the pools of dead runs. A wait calls it at its start, and then
+            every two seconds.
+    """
+
+    limit_seconds: float = float("inf")
+    release: Callable[[], None] = lambda: None
+
+
 class PoolClaims(InstanceConcurrencyContext):
     """The claims of a run, which are repeated five times a second while a pool is used."""
 
-    _polls = 0
+    def __init__(self, instance: dg.DagsterInstance, run: DagsterRun, wait: PoolWait) -> None:
+        super().__init__(instance, run)
+        self._wait = wait
+        self._polls = 0
+        self._began: float | None = None
+        self._pool_by_step: dict[str, str] = {}
 
     def claim(self, concurrency_key: str, step_key: str, step_priority: int = 0) -> bool:
         if step_key in self._pending_timeouts:
             # Dagster's pause is over.
             self._pending_timeouts[step_key] = 0.0
-        return super().claim(concurrency_key, step_key, step_priority)
+        self._pool_by_step[step_key] = concurrency_key
+        is_claimed = super().claim(concurrency_key, step_key, step_priority)
+        if is_claimed:
+            self._began = None
+        return is_claimed
 
     def interval_to_next_pending_claim_check(self) -> float:
         """Return the seconds until the next claim.
 
         Raises:
             RunInterrupted: a signal has arrived, or the run is not running any more.
+            TransientError: the wait has reached its limit.
         """
         if not self._pending_claims:
             return 0.0
@@ -40,4 +71,25 @@ class PoolClaims(InstanceConcurrencyContext):
         self._polls += 1
         if is_interrupted() or (is_checked and not is_started(self._instance, self._run_id)):
             raise RunInterrupted
+        now = time.monotonic()
+        if self._began is None:
+            self._began = now
+        if now - self._began > self._wait.limit_seconds:
+            raise self._limit_error()
+        if is_checked:
+            self._wait.release()
         return _POLL_SECONDS
+
+    def _limit_error(self) -> TransientError:
+        pools = sorted({self._pool_by_step[step] for step in self._pending_claims})
+        infos = self._instance.event_log_storage.get_concurrency_infos(pools).values()
+        holders = sorted({run_id for info in infos for run_id in info.active_run_ids})
+        runs = ", ".join(map(self._describe, holders)) or "another run"
+        return TransientError(
+            reason=f"Pool {', '.join(pools)} is used by {runs}, and was not free within "
+            f"{self._wait.limit_seconds:g} s. Run the command again."
+        )
+
+    def _describe(self, run_id: str) -> str:
+        run = self._instance.get_run_by_id(run_id)
+        return f"run {run_id}" if run is None else f"run {run_id} of {run.job_name}"
