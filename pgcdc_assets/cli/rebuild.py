@@ -22,12 +22,11 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         PgcdcError: the error of the run; tables that the error does not name are rebuilt.
     """
-    from pgcdc_assets.orchestration.jobs.in_process import run_in_process
+    from pgcdc_assets.orchestration.jobs.in_process import build_pool_wait, run_in_process
     from pgcdc_assets.orchestration.jobs.rebuild import parse_lsn, rebuild_op_name
     from pgcdc_assets.orchestration.names import Names
     from pgcdc_assets.orchestration.project.code_location import load_location
     from pgcdc_assets.orchestration.project.home import open_instance
-    from pgcdc_assets.orchestration.runs.claims import PROCESS_TAG, process_tag
     from pgcdc_assets.orchestration.runs.errors import error_of_run
 
     location = load_location(options.module)
@@ -37,12 +36,14 @@ def run(options: argparse.Namespace) -> int:
     capture.select_tables(options.tables)
     parse_lsn(options.through)
     config = {"tables": options.tables, "through": options.through}
+    repository = location.repository
     with open_instance() as instance:
         loaded.spark.session(loaded.lake.lake())
         result = run_in_process(
-            location.repository.get_job(Names.of(capture).rebuild_job),
+            repository.get_job(Names.of(capture).rebuild_job),
             instance,
-            {PROCESS_TAG: process_tag()},
+            {},
+            wait=build_pool_wait(instance, repository, capture.name),
             ops={rebuild_op_name(capture): {"config": config}},
         )
     rows = []

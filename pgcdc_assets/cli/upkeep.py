@@ -17,21 +17,21 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         PgcdcError: the error of the only capture.
     """
-    from pgcdc_assets.orchestration.jobs.in_process import run_in_process
+    from pgcdc_assets.orchestration.jobs.in_process import build_pool_wait, run_in_process
     from pgcdc_assets.orchestration.names import Names
     from pgcdc_assets.orchestration.project.code_location import load_location
     from pgcdc_assets.orchestration.project.home import open_instance
-    from pgcdc_assets.orchestration.runs.claims import PROCESS_TAG, process_tag
     from pgcdc_assets.orchestration.runs.errors import error_of_run
 
     location = load_location(options.module)
-    captures = location.select(options.name)
+    captures, repository = location.select(options.name), location.repository
     failures: list[PgcdcError] = []
     with open_instance() as instance:
         for loaded in captures:
             name, started = loaded.capture.name, time.monotonic()
-            job = location.repository.get_job(Names.of(loaded.capture).maintenance_job)
-            result = run_in_process(job, instance, {PROCESS_TAG: process_tag()})
+            job = repository.get_job(Names.of(loaded.capture).maintenance_job)
+            wait = build_pool_wait(instance, repository, name)
+            result = run_in_process(job, instance, {}, wait=wait)
             if not result.success:
                 error = error_of_run(result)
                 if len(captures) == 1:

@@ -22,7 +22,7 @@ from pgcdc_assets.activity import activity
 from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.orchestration.checks.source_tables import find_declared_moves
-from pgcdc_assets.orchestration.jobs.in_process import run_in_process
+from pgcdc_assets.orchestration.jobs.in_process import build_pool_wait, run_in_process
 from pgcdc_assets.orchestration.jobs.requested_job import requested_job
 from pgcdc_assets.orchestration.jobs.sync_comparisons import compare_uncertain_tables
 from pgcdc_assets.orchestration.jobs.sync_messages import find_message_requests
@@ -38,7 +38,6 @@ from pgcdc_assets.orchestration.partitions import (
     group_neighbours,
 )
 from pgcdc_assets.orchestration.project.code_location import CodeLocation, LoadedCapture
-from pgcdc_assets.orchestration.runs.claims import new_claim, writing_heartbeat
 from pgcdc_assets.orchestration.runs.dead_runs import close_dead_runs
 from pgcdc_assets.orchestration.runs.errors import error_of_run, join_errors, name_tables
 from pgcdc_assets.orchestration.runs.partial_request import PartialRequest, partial_request
@@ -114,6 +113,7 @@ class _Sync:
         self.names = Names.of(loaded.capture)
         self.say = say
         self.limits = limits
+        self.pool_wait = build_pool_wait(instance, self.repository, self.name, limits.wait_seconds)
         self.run_tags = run_tags
         self.progress = SyncProgress(self.name)
         self.report = SyncReport(self.name)
@@ -327,14 +327,13 @@ class _Sync:
         return covered_keys(request.tags, [t.partition_key for t in self.loaded.capture.tables])
 
     def _run(self, job_name: str, request: dg.RunRequest) -> dg.ExecuteInProcessResult:
-        run_id, claim = new_claim()
-        tags = {**request.tags, **self.run_tags, **claim}
+        tags = {**request.tags, **self.run_tags}
         if request.run_key is not None:
             tags["dagster/run_key"] = request.run_key
         part = job_name.removeprefix(f"{self.name}_")
-        with self._timed(part), writing_heartbeat(self.instance, run_id):
+        with self._timed(part):
             job = requested_job(self.repository, job_name, request)
-            result = run_in_process(job, self.instance, tags, run_id=run_id)
+            result = run_in_process(job, self.instance, tags, wait=self.pool_wait)
         self.report.run_ids.append(result.run_id)
         self._note(part, result)
         return result
