@@ -191,6 +191,8 @@ def test_a_merge_folds_windows_that_are_landed_during_its_run(
     first = continuing.windows()
 
     def land_now_and_then() -> None:
+        # Windows that wait delay the report of the first merge, and both have one report.
+        wait_until(lambda: bool(checked(continuing, B)), "the report of the first merge")
         for number in range(1, 4):
             continuing.commit(f"insert into b values ({number}, 1)")
             land_aside(continuing)
