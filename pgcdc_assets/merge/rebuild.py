@@ -326,14 +326,12 @@ def _keep_properties_in_step(
     wanted = {
         name: value
         for name, value in staged.metadata().configuration.items()
-        if name.startswith(OURS)
-        and name not in (MAX_COLUMN_ID, *NOTES)
-        and known.get(name) != value
+        if name.startswith(OURS) and name != MAX_COLUMN_ID and known.get(name) != value
     }
     if wanted:
         pairs = ", ".join(f"{string(name)} = {string(value)}" for name, value in wanted.items())
         spark.sql(f"ALTER TABLE {delta_table(path)} SET TBLPROPERTIES ({pairs})")
-    # The notes are about the rows before the rebuild.
+    # The notes are about the rows before the rebuild. Those of the staged table do not hold here.
     for name in (BEGINS_WITH, KEY_SINCE, *NOTES):
-        if name in known and (name in NOTES or name not in staged.metadata().configuration):
+        if name in known and name not in staged.metadata().configuration:
             spark.sql(f"ALTER TABLE {delta_table(path)} UNSET TBLPROPERTIES ({string(name)})")

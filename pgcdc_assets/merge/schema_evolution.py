@@ -273,12 +273,7 @@ def _note_followed(
     wanted = schema.relation.relation_id, schema.version, table_properties(schema)[KEY]
     if followed is None or followed == wanted:
         return {}
-    noted = {
-        "relation_id": followed.relation_id,
-        "relation_version": followed.version,
-        "key": followed.key,
-    }
-    return {FOLLOWED: write_note(state, through, noted)}
+    return {FOLLOWED: write_note(state, through, followed._asdict())}
 
 
 def _features(schema: TableSchema) -> dict[str, str]:

@@ -23,7 +23,6 @@ FILL = "pgcdc.fill"
 # The relation that the rows follow.
 FOLLOWED = "pgcdc.followed"
 
-# Another table must not get these properties of a table.
 NOTES = (FILL, FOLLOWED)
 
 
@@ -31,7 +30,7 @@ class FollowedRelation(NamedTuple):
     """A relation as rows follow it: its OID, its version, and its key as `key_text` writes it."""
 
     relation_id: int
-    version: int
+    relation_version: int
     key: str | None
 
 
@@ -66,7 +65,7 @@ def followed_relation(state: ScdState) -> FollowedRelation | None:
     """
     noted = read_note(state, FOLLOWED)
     if noted is not None:
-        return FollowedRelation(noted["relation_id"], noted["relation_version"], noted["key"])
+        return FollowedRelation(*(noted[name] for name in FollowedRelation._fields))
     properties = state.properties
     if RELATION_ID not in properties:
         return None

@@ -12,7 +12,6 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.raw.lake import Lake
-from pgcdc_assets.tables.merge_notes import NOTES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -82,7 +81,7 @@ def copy_small(lake: Lake, table: DeltaTable, path: str) -> bool:
         configuration={
             name: value
             for name, value in metadata.configuration.items()
-            if name.startswith(_MERGE_PROPERTIES) and name not in NOTES
+            if name.startswith(_MERGE_PROPERTIES)
         },
         storage_options=lake.delta_options,
         raise_if_key_not_exists=False,

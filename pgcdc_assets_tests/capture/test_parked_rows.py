@@ -90,38 +90,35 @@ def test_a_row_that_is_undamaged_in_a_second_stream_is_not_parked(
     assert capturing.zone.schema_events.read() == []
 
 
+def _capture_damaged_prepare(capturing: Capturing, proxy: TcpProxy, *, once: bool) -> Capturing:
+    """Capture a PREPARE with a damaged row, commit it, and return the capture by the proxy."""
+    _begin(capturing)
+    capture_prepared(capturing)
+    capturing.database.prepare("g", "insert into bad values (1, 'poison')")
+    through = capturing.through(proxy.conninfo(capturing.conninfo))
+    proxy.damage(_TEXT, _BINARY)
+    proxy.damage_once = once
+    capture_prepared(through)
+    assert stored_gids(capturing) == ["g"]
+    capturing.database.end_prepared("g")
+    return through
+
+
+@pytest.mark.every_pg(since=15)
 def test_a_row_that_is_undamaged_when_its_prepare_is_sent_again_is_not_parked(
     capturing: Capturing, proxy: TcpProxy
 ) -> None:
     """The server does not send a stored transaction again at its COMMIT PREPARED."""
-    if int(capturing.database.value("show server_version_num")) < 150000:
-        pytest.skip("two_phase needs Postgres 15")
-    _begin(capturing)
-    capture_prepared(capturing)
-    capturing.database.prepare("g", "insert into bad values (1, 'poison')")
-    through = capturing.through(proxy.conninfo(capturing.conninfo))
-    proxy.damage(_TEXT, _BINARY)
-    proxy.damage_once = True
-    capture_prepared(through)
-    assert stored_gids(capturing) == ["g"]
-    capturing.database.end_prepared("g")
+    through = _capture_damaged_prepare(capturing, proxy, once=True)
     assert capture_prepared(through).counts == {"public.bad": {"I": 1}}
     assert capturing.zone.schema_events.read() == []
 
 
+@pytest.mark.every_pg(since=15)
 def test_a_row_of_a_prepared_transaction_that_two_connections_damage_is_parked(
     capturing: Capturing, proxy: TcpProxy
 ) -> None:
-    if int(capturing.database.value("show server_version_num")) < 150000:
-        pytest.skip("two_phase needs Postgres 15")
-    _begin(capturing)
-    capture_prepared(capturing)
-    capturing.database.prepare("g", "insert into bad values (1, 'poison')")
-    through = capturing.through(proxy.conninfo(capturing.conninfo))
-    proxy.damage(_TEXT, _BINARY)
-    capture_prepared(through)
-    assert stored_gids(capturing) == ["g"]
-    capturing.database.end_prepared("g")
+    through = _capture_damaged_prepare(capturing, proxy, once=False)
     assert capture_prepared(through).counts == {"public.bad": {"P": 1}}
 
 

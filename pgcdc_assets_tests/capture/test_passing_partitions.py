@@ -153,12 +153,11 @@ def test_a_passing_partition_beside_a_truncated_root_needs_a_snapshot(rooted: Ca
 @pytest.fixture
 def two_phase(rooted: Capturing) -> Capturing:
     """Return a capture whose slot has two_phase already."""
-    if int(rooted.database.value("show server_version_num")) < 150000:
-        pytest.skip("two_phase needs Postgres 15")
     assert captured(rooted, two_phase=True) == []
     return rooted
 
 
+@pytest.mark.every_pg(since=15)
 def test_a_passing_partition_of_a_stored_prepared_transaction_needs_a_snapshot(
     two_phase: Capturing,
 ) -> None:
@@ -173,6 +172,7 @@ def test_a_passing_partition_of_a_stored_prepared_transaction_needs_a_snapshot(
     assert shown(captured(two_phase, first, second, two_phase=True)) == ["root partition_detached!"]
 
 
+@pytest.mark.every_pg(since=15)
 def test_a_table_is_no_partition_of_the_root_of_a_stored_prepared_transaction(
     two_phase: Capturing,
 ) -> None:

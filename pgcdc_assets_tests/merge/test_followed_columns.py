@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -190,24 +190,6 @@ def _sorted_columns(pipeline: Pipeline, table: str, scd: int = 1) -> list[str]:
     names = sorted(set(_frame(pipeline, table, scd).columns) - {"_rescued"})
     quoted = [f"`{name}`" for name in names]
     return [*quoted, "CAST(array_sort(map_entries(_rescued)) AS STRING)"]
-
-
-class _Killed(Exception):
-    pass
-
-
-@pytest.fixture
-def kills(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Return a set for names of failpoints. A merge ends at the first of them that it reaches."""
-    names: list[str] = []
-
-    def die(name: str) -> None:
-        if names and names[0] == name:
-            names.pop(0)
-            raise _Killed
-
-    monkeypatch.setattr(failpoints, "reach", die)
-    yield names
 
 
 @pytest.mark.sampled

@@ -5,7 +5,6 @@ A note of a copied table, or one of an earlier state, changes no row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,6 +25,7 @@ from pgcdc_assets.verify import check_all, small_table
 from pgcdc_assets_tests.support.merge.history import Landing, column, insert, relation, update
 from pgcdc_assets_tests.support.merge.one_table import merge
 from pgcdc_assets_tests.support.merge.pipeline import Pipeline
+from pgcdc_assets_tests.support.pipeline import Killed
 from pgcdc_assets_tests.support.verify.comparison import verify
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
@@ -35,28 +35,10 @@ _HISTORY = CdcTable("shop", "items", (2,))
 _BOTH = CdcTable("public", "t", scd=(1, 2))
 
 
-class _Killed(Exception):
-    pass
-
-
-@pytest.fixture
-def kill_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Return a function that ends the next merge at a failpoint."""
-    left: list[str] = []
-
-    def reach(name: str) -> None:
-        if left and left[0] == name:
-            left.pop()
-            raise _Killed
-
-    monkeypatch.setattr(failpoints, "reach", reach)
-    return left.append
-
-
 def _fail(pipeline: Pipeline, target: CdcTable) -> None:
     (failure,) = pipeline.merge(None, target).values()
     assert isinstance(failure, MergeFailure)
-    assert isinstance(failure.error.__cause__, _Killed)
+    assert isinstance(failure.error.__cause__, Killed)
 
 
 def _succeed(pipeline: Pipeline, target: CdcTable) -> None:
@@ -114,14 +96,14 @@ def test_a_comparison_does_not_fill_the_values_of_an_added_column(
 
 @pytest.mark.sampled
 def test_a_column_is_filled_although_the_source_has_changed_again(
-    pipeline: Pipeline, kill_at: Callable[[str], None]
+    pipeline: Pipeline, kills: list[str]
 ) -> None:
     pipeline.start("create table t (id int primary key, v text)", "insert into t values (1, 'a')")
     pipeline.sync()
     pipeline.database.execute("alter table t add n int default 5")
     pipeline.database.execute("insert into t values (2, 'b', 6)")
     pipeline.capture()
-    kill_at(failpoints.AFTER_COLUMNS_ADDED)
+    kills += [failpoints.AFTER_COLUMNS_ADDED]
     _fail(pipeline, CdcTable("public", "t"))
     pipeline.database.execute("alter table t rename v to w")
     pipeline.database.execute("insert into t values (3, 'c', 7)")
@@ -131,8 +113,27 @@ def test_a_column_is_filled_although_the_source_has_changed_again(
 
 
 @pytest.mark.sampled
+def test_a_rebuilt_table_keeps_its_values_after_a_merge_that_did_not_fill(
+    pipeline: Pipeline, kills: list[str]
+) -> None:
+    target = CdcTable("public", "t")
+    pipeline.start("create table t (id int primary key, v text)", "insert into t values (1, 'a')")
+    pipeline.sync()
+    pipeline.database.execute("alter table t add n int default 5")
+    pipeline.database.execute("update t set n = 42 where id = 1")
+    pipeline.capture()
+    kills += [failpoints.AFTER_COLUMNS_ADDED]
+    _fail(pipeline, target)
+    rebuild_table(pipeline.spark, pipeline.zone, target, 1)
+    pipeline.database.execute("insert into t values (2, 'b', 6)")
+    pipeline.capture()
+    _succeed(pipeline, target)
+    assert pipeline.rows(columns="id, n") == [(1, 42), (2, 6)]
+
+
+@pytest.mark.sampled
 def test_a_wider_type_is_followed_once_although_the_rows_were_not_written(
-    pipeline: Pipeline, kill_at: Callable[[str], None]
+    pipeline: Pipeline, kills: list[str]
 ) -> None:
     pipeline.start("create table t (id int primary key, c int)", "insert into t values (1, 1)")
     pipeline.capture()
@@ -144,7 +145,7 @@ def test_a_wider_type_is_followed_once_although_the_rows_were_not_written(
     pipeline.capture()
     for scd in (1, 2):
         one = _BOTH.of_kinds([scd])
-        kill_at(failpoints.AFTER_COLUMNS_ADDED)
+        kills += [failpoints.AFTER_COLUMNS_ADDED]
         _fail(pipeline, one)
         _succeed(pipeline, one)
     pipeline.assert_equal("t")

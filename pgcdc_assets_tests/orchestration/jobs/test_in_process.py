@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from pgcdc_assets_tests.orchestration.runs.test_pool_waits import (
     WAITED_SECONDS,
     pending,
     processor_seconds,
+    waiting_step,
 )
 from pgcdc_assets_tests.orchestration.runs.test_records import (
     dead_process,
@@ -29,7 +29,6 @@ from pgcdc_assets_tests.orchestration.runs.test_records import (
     holders,
     status_of,
 )
-from pgcdc_assets_tests.support.waits import wait_until
 
 PROGRAM = f"""
 import sys
@@ -57,23 +56,8 @@ with dg.DagsterInstance.from_config(sys.argv[1]) as instance:
 @pytest.fixture
 def waiting(instance: dg.DagsterInstance, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """Start a command whose run waits for the pool."""
-    storage = instance.event_log_storage
-    storage.initialize_concurrency_limit_to_default(POOL)
-    assert storage.claim_concurrency_slot(POOL, "another run", "step").is_claimed
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    started = subprocess.Popen(
-        [sys.executable, str(program), instance.root_directory],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        wait_until(lambda: pending(instance) == ["work"], "the run to wait", limit_seconds=60)
+    with waiting_step(instance, tmp_path, PROGRAM, "work") as started:
         yield started
-    finally:
-        started.kill()
-        started.communicate()
 
 
 @pytest.mark.sampled

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import dagster as dg
@@ -54,29 +55,44 @@ with dg.DagsterInstance.from_config(sys.argv[1]) as instance, capture_interrupts
 """
 
 
-@pytest.fixture(params=["first", "later"])
-def waiting(
-    instance: dg.DagsterInstance, tmp_path: Path, request: pytest.FixtureRequest
+@contextmanager
+def waiting_step(
+    instance: dg.DagsterInstance, folder: Path, text: str, step: str, *arguments: str
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start a run whose first or second step waits for the pool."""
+    """Run a program in a process of its own, whose step waits for the pool.
+
+    Args:
+        folder: of the program.
+        text: of the program.
+        arguments: of the program, after the folder of the instance.
+    """
     storage = instance.event_log_storage
     storage.initialize_concurrency_limit_to_default(POOL)
     assert storage.claim_concurrency_slot(POOL, "another run", "step").is_claimed
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
+    program = folder / "program.py"
+    program.write_text(text)
     started = subprocess.Popen(
-        [sys.executable, str(program), instance.root_directory, request.param],
+        [sys.executable, str(program), instance.root_directory, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     try:
-        step = "work" if request.param == "first" else "later_work"
         wait_until(lambda: pending(instance) == [step], "the run to wait", limit_seconds=60)
         yield started
     finally:
         started.kill()
         started.communicate()
+
+
+@pytest.fixture(params=["first", "later"])
+def waiting(
+    instance: dg.DagsterInstance, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[subprocess.Popen[str]]:
+    """Start a run whose first or second step waits for the pool."""
+    step = "work" if request.param == "first" else "later_work"
+    with waiting_step(instance, tmp_path, PROGRAM, step, request.param) as started:
+        yield started
 
 
 def processor_seconds(process: subprocess.Popen[str]) -> float:

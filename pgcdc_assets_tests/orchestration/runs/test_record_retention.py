@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from pgcdc_assets.orchestration.jobs import maintenance
 from pgcdc_assets.orchestration.runs.record_retention import RecordReport, delete_old_records
 from pgcdc_assets.orchestration.runs.records import CAPTURE_TAG
 from pgcdc_assets.policies import MessagePolicy
-from pgcdc_assets.settings import CdcCapture
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 
 pytestmark = pytest.mark.postgres
@@ -43,16 +41,6 @@ def landed(orchestrated: Orchestrated) -> Orchestrated:
 def delete(orchestrated: Orchestrated, older_than: dt.datetime = LATER) -> RecordReport:
     instance, capture = orchestrated.instance, orchestrated.capture
     return delete_old_records(instance, capture, orchestrated.raw, [], older_than)
-
-
-def _delete_everything(
-    instance: dg.DagsterInstance,
-    capture: CdcCapture,
-    raw: dg.AssetKey,
-    others: Collection[dg.AssetKey],
-    older_than: dt.datetime,
-) -> RecordReport:
-    return delete_old_records(instance, capture, raw, others, LATER)
 
 
 def forget_keys(orchestrated: Orchestrated, count: int) -> list[str]:
@@ -142,7 +130,7 @@ def test_the_newest_materialisation_of_the_messages_is_kept(
     """The maintenance job knows the asset of the messages."""
     policy = replace(orchestrated.capture.retention, record_days=1)
     capture = replace(orchestrated.capture, messages=MessagePolicy(), retention=policy)
-    made = Orchestrated(orchestrated.database, orchestrated.lake, orchestrated.instance, capture)
+    made = replace(orchestrated, capture=capture)
     made.copy()
     runs = []
     for number in range(2):
@@ -151,7 +139,14 @@ def test_the_newest_materialisation_of_the_messages_is_kept(
         (request,) = made.tick("messages").run_requests
         runs.append(made.execute(request, "messages").run_id)
     forget_keys(made, 2)
-    monkeypatch.setattr(maintenance, "delete_old_records", _delete_everything)
+    # The job keeps the records of at least a day.
+    monkeypatch.setattr(
+        maintenance,
+        "delete_old_records",
+        lambda instance, capture, raw, others, older_than: delete_old_records(
+            instance, capture, raw, others, LATER
+        ),
+    )
     job = made.location.repository.get_job(f"{NAME}_upkeep")
     selection = [f"{NAME}_delete_old_records"]
     subset = job.get_subset(op_selection=selection)

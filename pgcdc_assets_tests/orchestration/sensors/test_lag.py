@@ -124,12 +124,7 @@ def test_a_clock_that_is_set_back_stops_neither_windows_nor_retries_nor_observat
 ) -> None:
     """The records of the time before would be in the future for an hour."""
     policy = WindowPolicy(max_age_seconds=600, retry_seconds=300)
-    patient = Orchestrated(
-        orchestrated.database,
-        orchestrated.lake,
-        orchestrated.instance,
-        replace(orchestrated.capture, windows=policy),
-    )
+    patient = replace(orchestrated, capture=replace(orchestrated.capture, windows=policy))
     patient.copy()
     patient.land()
     patient.tick("lag")
