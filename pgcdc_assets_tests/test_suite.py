@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,19 +18,40 @@ from pgcdc_assets_tests.support import coverage_floor
 from pgcdc_assets_tests.support.balance import choose_group, group_of, kinds_of
 from pgcdc_assets_tests.support.object_store import StoreProxy
 from pgcdc_assets_tests.support.postgres_binaries import RELEASES, install, main
+from pgcdc_assets_tests.support.sampling import SHARE
 from pgcdc_assets_tests.support.spark import CONNECT, EMBEDDED
 
 NOT_INSTALLED = "9"
 
 
-def run_pytest(folder: Path, code: str, *options: str, ci: str = "") -> tuple[int, str]:
-    """Run pytest on a file with only the fixtures of seeds and servers."""
+# The start of a process takes longer than a run of an empty test.
+RUNS = """
+import json, sys
+import pytest
+sys.exit(max(pytest.main([*json.loads(run), *sys.argv[2:]]) for run in sys.argv[1].splitlines()))
+"""
+
+
+def run_pytest(
+    folder: Path, code: str, *options: str, ci: str = "", runs: Sequence[Sequence[str]] = ((),)
+) -> tuple[int, str]:
+    """Run pytest on a file with only the fixtures of seeds and servers.
+
+    Args:
+        runs: further options of each run.
+
+    Returns:
+        The highest status, and the reports.
+    """
     (folder / "test_file.py").write_text(f"import pytest\n\n{code}")
     plugins = ("seed", "sampling", "servers")
     fixtures = [each for name in plugins for each in ("-p", f"pgcdc_assets_tests.support.{name}")]
     alone = ["-c", "/dev/null", "--rootdir", str(folder), "-ra"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *alone, *fixtures, *options, str(folder / "test_file.py")],
+        [
+            *(sys.executable, "-c", RUNS, "\n".join(map(json.dumps, runs))),
+            *(*alone, *fixtures, *options, str(folder / "test_file.py")),
+        ],
         cwd=Path(__file__).parents[1],
         env={"PATH": "/usr/bin:/bin", "CI": ci},
         capture_output=True,
@@ -37,6 +59,11 @@ def run_pytest(folder: Path, code: str, *options: str, ci: str = "") -> tuple[in
         check=False,
     )
     return done.returncode, done.stdout + done.stderr
+
+
+def sessions_of(said: str) -> list[str]:
+    """Split the reports of several runs."""
+    return said.split("test session starts")[1:]
 
 
 ON_A_SERVER = "@pytest.mark.every_pg\ndef test_it(server: object) -> None: ...\n"
@@ -82,11 +109,11 @@ def test_the_report_of_a_failed_random_test_names_its_seed(tmp_path: Path) -> No
     assert "run it again: --seed 4711" in said
 
 
-def test_a_short_run_has_an_eighth_of_the_longest_tests_and_eight_runs_have_all(
+def test_a_short_run_has_a_share_of_the_longest_tests_and_some_runs_have_all(
     tmp_path: Path,
 ) -> None:
-    code = """
-@pytest.mark.parametrize("case", range(16))
+    code = f"""
+@pytest.mark.parametrize("case", range({2 * SHARE}))
 @pytest.mark.sampled
 def test_long(case: int) -> None: ...
 
@@ -96,15 +123,13 @@ def test_longer() -> None: ...
 
 def test_short() -> None: ...
 """
-    every = {f"test_long[{case}]" for case in range(16)}
-    ran: list[set[str]] = []
-    for options in (*(["-m", "not soak", f"--seed={seed}"] for seed in range(8)), []):
-        status, said = run_pytest(tmp_path, code, "-v", *options)
-        assert status == 0, said
-        ran.append(set(re.findall(r"::(\S+) PASSED", said)))
-    *eighths, complete = ran
-    assert [len(each & every) for each in eighths] == [2] * 8
-    assert set.union(*eighths) == every | {"test_short"} == complete - {"test_longer"}
+    every = {f"test_long[{case}]" for case in range(2 * SHARE)}
+    seeds = [("-m", "not soak", f"--seed={seed}") for seed in range(SHARE)]
+    status, said = run_pytest(tmp_path, code, "-v", runs=[*seeds, ()])
+    assert status == 0, said
+    *shares, complete = (set(re.findall(r"::(\S+) PASSED", run)) for run in sessions_of(said))
+    assert [len(each & every) for each in shares] == [2] * SHARE
+    assert set.union(*shares) == every | {"test_short"} == complete - {"test_longer"}
 
 
 def test_a_short_run_has_half_of_the_tests_of_the_merge_on_each_kind_of_session(seed: int) -> None:

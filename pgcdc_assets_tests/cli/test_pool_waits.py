@@ -106,7 +106,7 @@ def test_a_command_closes_the_dead_run_that_holds_its_pool(
     dead = merged.hold_pools(NAMES.merge_job, dead_process())
     process = merged.start(*command)
     try:
-        out, _ = process.communicate(timeout=45)
+        out, _ = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 0, out
@@ -120,9 +120,9 @@ def test_a_command_that_waits_for_a_live_run_ends_by_its_limit_or_by_ctrl_c(
     holder = merged.hold_pools(NAMES.rebuild_job, process_tag())
     rebuild = merged.start("rebuild", "mine")
     try:
-        wait_until(merged.has_waiting, "the rebuild to wait", limit_seconds=90)
+        wait_until(merged.has_waiting, "the rebuild to wait", limit_seconds=240)
         rebuild.send_signal(signal.SIGINT)
-        out, _ = rebuild.communicate(timeout=10)
+        out, _ = rebuild.communicate(timeout=60)
     finally:
         rebuild.kill()
     assert rebuild.returncode == 130, out
@@ -133,13 +133,13 @@ def test_a_command_that_waits_for_a_live_run_ends_by_its_limit_or_by_ctrl_c(
     merged.database.execute("insert into t values (2, 'b')")
     sync = merged.start("sync", "--wait-seconds", "5")
     try:
-        wait_until(merged.has_waiting, "the merge to wait", limit_seconds=90)
+        wait_until(merged.has_waiting, "the merge to wait", limit_seconds=240)
         began = time.monotonic()
-        out, _ = sync.communicate(timeout=30)
+        out, _ = sync.communicate(timeout=120)
     finally:
         sync.kill()
     assert sync.returncode == 3, out
-    assert 4 < time.monotonic() - began < 20
+    assert 4 < time.monotonic() - began < 60
     assert "Not merged: scd1.public.t." in out
     assert f"run {holder.run_id} of mine_rebuild" in out
     assert "within 5 s" in out

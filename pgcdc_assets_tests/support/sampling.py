@@ -1,15 +1,15 @@
 """A share of the longest tests in each short run: `@pytest.mark.sampled`.
 
 These tests take most of the time of all tests together. A short run (`-m "not soak"`) runs one of
-`SHARE` of them. The seed of the run chooses, so that a few runs run all, and `--seed` repeats the
-choice of a failed run.
+`SHARE` of them. The seed of the run chooses, so each of the tests is run now and then, and `--seed`
+repeats the choice of a failed run.
 """
 
 from __future__ import annotations
 
 import pytest
 
-SHARE = 8
+SHARE = 12
 
 
 # The last of the hooks that run first: the tests of other kinds of session are already marked.

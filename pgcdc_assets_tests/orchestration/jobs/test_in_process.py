@@ -71,7 +71,7 @@ def test_a_command_waits_without_processor_time_and_begins_when_the_pool_is_free
     assert run.tags["a"] == "tag"
     assert last_heartbeat(run) is not None, "another process can see whether the run is dead"
     instance.event_log_storage.free_concurrency_slot_for_step("another run", "step")
-    out, error = waiting.communicate(timeout=60)
+    out, error = waiting.communicate(timeout=240)
     assert out.split() == ["began", "True"], error
 
 
@@ -81,7 +81,7 @@ def test_an_interrupted_command_does_not_wait_for_the_pool(
     instance: dg.DagsterInstance, waiting: subprocess.Popen[str], number: signal.Signals
 ) -> None:
     waiting.send_signal(number)
-    out, error = waiting.communicate(timeout=10)
+    out, error = waiting.communicate(timeout=60)
     assert out.split() == ["interrupted"], error
     assert "Traceback" not in error
     (run,) = instance.get_runs()
