@@ -40,6 +40,7 @@ _CHANGES: dict[str, tuple[str, str | list[list[str | None]]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", _CHANGES)
 def test_rows_of_a_table_that_changes_before_they_are_read_are_exact_or_refused(
     database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch, name: str

@@ -278,6 +278,7 @@ def test_a_column_that_leaves_the_list_is_not_a_dropped_column(capturing: Captur
     assert shown(poll(capturing)) == ["t publication_changed!"]
 
 
+@pytest.mark.sampled
 @pytest.mark.every_pg(since=15)
 def test_a_table_that_left_a_published_schema_and_returned_has_a_gap(
     capturing: Capturing, role: str
@@ -314,6 +315,7 @@ def test_a_table_that_left_a_published_schema_and_returned_has_a_gap(
     assert shown(poll(capturing)) == ["t publication_changed!", "u publication_changed!"]
 
 
+@pytest.mark.sampled
 def test_dropped_recreated_and_exchanged_tables_are_found(capturing: Capturing) -> None:
     """F8."""
     capturing.begin("create table t (id int primary key); create table u (id int primary key)")

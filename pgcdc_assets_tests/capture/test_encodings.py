@@ -160,6 +160,7 @@ def test_the_rows_around_an_invalid_value_are_landed_once(
     assert through.capture(window, limits).counts == report.counts
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("encoding", ["WIN1252"])
 @pytest.mark.parametrize("is_next_landed", [False, True])
 def test_a_value_of_the_next_window_does_not_end_this_window(

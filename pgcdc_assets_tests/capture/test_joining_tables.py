@@ -40,6 +40,7 @@ def _is_complete(capturing: Capturing) -> bool:
     return found == sorted(map(list, rows), key=repr)
 
 
+@pytest.mark.sampled
 def test_an_added_table_is_complete_and_delays_no_other_table(
     capturing: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

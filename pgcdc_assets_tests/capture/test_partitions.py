@@ -76,6 +76,7 @@ def _source(capturing: Capturing, table: str) -> Rows:
     return sorted(texts, key=repr)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", _PUBLICATIONS)
 def test_rows_of_partitions_have_the_published_name_and_occur_once(
     capturing: Capturing, name: str

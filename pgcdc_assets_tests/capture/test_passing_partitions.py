@@ -85,6 +85,7 @@ def test_a_partition_that_was_created_and_dropped_needs_a_snapshot(rooted: Captu
     assert shown(events) == ["other partition_detached!", "root partition_detached!"]
 
 
+@pytest.mark.sampled
 def test_partitions_that_stay_or_that_a_poll_has_seen_need_no_second_snapshot(
     rooted: Capturing,
 ) -> None:

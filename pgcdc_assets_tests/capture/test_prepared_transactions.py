@@ -73,6 +73,7 @@ def test_within_a_window_nothing_is_stored(begun: Capturing, mode: Streaming) ->
     assert table.version() == 1
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "gid", ["", 'it\'s "quoted" \\ / %2F;--', "é" * 99, "x" * 199, "new\nline\ttab"]
 )
@@ -104,6 +105,7 @@ def test_a_gid_is_used_again(begun: Capturing) -> None:
     assert stored_row_count(begun) == 0
 
 
+@pytest.mark.sampled
 @pytest.mark.every_pg
 @pytest.mark.parametrize("mode", [Streaming.OFF, Streaming.ON])
 def test_transactions_without_a_row_of_the_publication(begun: Capturing, mode: Streaming) -> None:
@@ -123,6 +125,7 @@ def test_transactions_without_a_row_of_the_publication(begun: Capturing, mode: S
     assert stored_gids(begun) == []
 
 
+@pytest.mark.sampled
 @pytest.mark.every_pg
 @pytest.mark.parametrize("mode", [Streaming.OFF, Streaming.ON])
 @pytest.mark.parametrize("is_stored", [False, True])
@@ -188,6 +191,7 @@ def test_a_rollback_that_postgres_cannot_decode_is_explained(
     assert begun.confirmed() == confirmed
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 @pytest.mark.parametrize("is_stored", [False, True])
 def test_columns_of_a_prepared_alter_table(begun: Capturing, end: str, is_stored: bool) -> None:

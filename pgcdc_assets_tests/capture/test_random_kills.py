@@ -53,6 +53,7 @@ def test_each_mode_on_each_version(
     _check(run_in_process(database, database, zone, plugin, seed, KILLS))
 
 
+@pytest.mark.sampled
 @pytest.mark.every_pg(is_short=False)
 @pytest.mark.parametrize(
     "streaming", [pytest.param(Streaming.OFF, marks=pytest.mark.soak), Streaming.ON]

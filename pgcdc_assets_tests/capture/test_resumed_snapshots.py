@@ -88,6 +88,7 @@ def test_a_snapshot_that_is_killed_repeatedly_is_exact_while_writers_continue(
     assert replay(database, slot, rows, report.snapshot_lsn) == source_rows(database)
 
 
+@pytest.mark.sampled
 @pytest.mark.every_pg
 def test_rows_that_change_after_their_range_was_read_are_exact(
     database: Database, zone: RawZone
@@ -185,6 +186,7 @@ def test_ranges_of_a_completed_snapshot_are_not_reused(database: Database, zone:
     assert zone.ranges.all() == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("is_continued", [True, False])
 def test_the_slower_of_two_runs_with_the_same_ranges_fails(
     database: Database, zone: RawZone, monkeypatch: pytest.MonkeyPatch, is_continued: bool

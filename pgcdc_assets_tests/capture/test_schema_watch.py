@@ -132,6 +132,7 @@ def test_a_poll_finds_each_change_without_a_row(capturing: Capturing) -> None:
     assert poll(capturing) == []
 
 
+@pytest.mark.sampled
 def test_the_stream_shows_each_change_and_the_poll_adds_no_event(
     capturing: Capturing,
 ) -> None:

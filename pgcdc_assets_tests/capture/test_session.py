@@ -29,6 +29,7 @@ pytestmark = pytest.mark.postgres
 RESUMED = CaptureLimits(resume_seconds=60, resume_pause_seconds=0.5, slot_wait_seconds=1)
 
 
+@pytest.mark.sampled
 @pytest.mark.every_pg
 @pytest.mark.usefixtures("wire")
 def test_the_windows_of_a_session_come_from_one_stream(capturing: Capturing) -> None:

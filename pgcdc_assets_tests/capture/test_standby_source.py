@@ -86,6 +86,7 @@ def test_a_standby_is_the_source_of_snapshots_and_windows(
         assert _ids(capturing) == [2, 3]
 
 
+@pytest.mark.sampled
 def test_the_slot_of_a_standby_advances_while_the_publication_is_idle(
     source: Source, capturing: Capturing
 ) -> None:

@@ -43,6 +43,7 @@ def waiting(own_server: EmbeddedServer, lake: Lake) -> Capturing:
     return capturing.record_epoch(Lsn.parse(start))
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("wire")
 def test_the_capture_continues_when_the_standby_is_there(waiting: Capturing) -> None:
     """The server's warning has the SQLSTATE of the warning about a missing publication."""

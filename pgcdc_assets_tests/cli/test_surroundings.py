@@ -70,6 +70,7 @@ def test_the_end_of_a_pipes_reader_has_a_documented_exit_status(location: str) -
         assert process.stderr.read() == ""
 
 
+@pytest.mark.sampled
 @pytest.mark.postgres
 def test_a_watch_names_the_capture_whose_server_does_not_answer(location: str) -> None:
     with subprocess.Popen(

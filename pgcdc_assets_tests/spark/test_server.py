@@ -152,6 +152,7 @@ def test_an_interrupted_start_of_dev_leaves_no_process(clone: Clone) -> None:
     assert java_of(clone.folder) == []
 
 
+@pytest.mark.sampled
 def test_a_failed_start_is_one_sentence_with_the_cause(clone: Clone, tmp_path: Path) -> None:
     clone.server.stop()
     said = clone.end(2, clone.begin("spark", "start", JAVA_HOME="/no/such/java"))

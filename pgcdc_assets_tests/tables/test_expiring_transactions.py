@@ -193,6 +193,7 @@ def test_a_watermark_that_moved_without_changes_is_read_from_the_log(
     _check_merge(spark, landing, path)
 
 
+@pytest.mark.sampled
 def test_a_lost_watermark_is_an_error(spark: SparkSession, zone: RawZone) -> None:
     """A merge that begins again would write rows twice."""
     _, path = _merged(spark, zone)

@@ -44,6 +44,7 @@ pytestmark = pytest.mark.spark
 _TARGET = CdcTable("shop", "items", scd=(2,))
 
 
+@pytest.mark.sampled
 @cuts("some", "many")
 @pytest.mark.parametrize("number", range(2))
 @pytest.mark.parametrize("identity", ["d", "p"], ids=["default", "part"])

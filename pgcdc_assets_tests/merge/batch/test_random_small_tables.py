@@ -27,6 +27,7 @@ pytestmark = pytest.mark.spark
 _TARGET = CdcTable("shop", "items")
 
 
+@pytest.mark.sampled
 @cuts("some", "many")
 @pytest.mark.parametrize("truncates", [False, True], ids=["plain", "truncate"])
 @pytest.mark.parametrize("identity", ["d", "f", "p"], ids=["default", "full", "part"])

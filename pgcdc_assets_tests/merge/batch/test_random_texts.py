@@ -173,6 +173,7 @@ def _stored(path: str, *system: str) -> _Rows:
     return sorted((tuple(row[name] for name in (*_NAMES, *system)) for row in rows), key=repr)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("number", range(4))
 @pytest.mark.parametrize("truncates", [False, True], ids=["plain", "truncate"])
 @pytest.mark.parametrize("identity", ["d", "f", "p"], ids=["default", "full", "part"])
@@ -199,6 +200,7 @@ def test_each_image_is_exact(
         before = places
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("number", range(8))
 @pytest.mark.parametrize("identity", ["d", "p"], ids=["default", "part"])
 def test_each_history_is_exact(
@@ -221,6 +223,7 @@ _A, _B, _C = (("1", number, "text", "1", None) for number in "abc")
 _D = ("1", "d", "", None, "note")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize(("scd", "identity"), [(1, "d"), (1, "f"), (2, "d")])
 def test_each_step_of_few_changes_is_exact(

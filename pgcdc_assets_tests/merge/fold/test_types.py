@@ -91,6 +91,7 @@ def _inserts(first_id: int) -> list[str]:
     return statements
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("group", GROUPS)
 def test_values_are_typed_exactly_or_rescued_exactly(merged: Pipeline, group: str) -> None:
     """G1, G2, G3, G4, G5, G6, G7, G9, G10."""

@@ -45,6 +45,7 @@ def test_a_run_that_dagster_has_ended_lands_no_further_window(continuing: Orches
     assert following(continuing, run).find(lambda: "more") is None
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("job", "ends"), [("t_capture", True), ("t_snapshot", False)])
 def test_a_run_ends_if_another_run_is_queued_for_its_pool_and_cannot_start(
     continuing: Orchestrated, unbuffered: dg.DagsterInstance, job: str, ends: bool

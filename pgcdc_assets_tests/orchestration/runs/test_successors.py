@@ -51,6 +51,7 @@ def test_a_capture_at_the_end_of_its_time_gets_one_successor(continuing: Orchest
     assert continuing.tick("lag").run_requests == []
 
 
+@pytest.mark.sampled
 def test_a_merge_at_the_end_of_its_time_gets_one_successor(continuing: Orchestrated) -> None:
     continuing.land()
     continuing.start_run("merge", OVERDUE)
@@ -85,6 +86,7 @@ def test_without_a_buffer_there_is_no_successor(
     assert not continuing.tick(sensor).run_requests
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("limit", "hands"), [(1, True), (2, False)])
 def test_a_pool_that_admits_two_runs_has_no_successors(
     continuing: Orchestrated, limit: int, hands: bool
