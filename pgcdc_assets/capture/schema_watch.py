@@ -13,19 +13,17 @@ relation version: a version that is stored counts as known.
 
 from __future__ import annotations
 
-import datetime as dt
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.capture.sent_partitions import SentPartitions
+from pgcdc_assets.capture.source_look import SourceLook, read_source
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings, sorted_failures
-from pgcdc_assets.postgres.table_definitions import read_catalog_digest, read_definitions
-from pgcdc_assets.postgres.unused_tables import read_unused_tables
 from pgcdc_assets.postgres.wal import read_barrier, read_clock
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.protocol.table_definition import TableDefinition
@@ -40,7 +38,7 @@ from pgcdc_assets.table_name import TableName
 if TYPE_CHECKING:
     from pgcdc_assets.postgres.connection import Connection
 
-# A look is repeated if the catalog changes while the look reads, or another process stores a look.
+# A look is repeated if another process stores a look.
 _ATTEMPTS = 5
 
 
@@ -146,16 +144,16 @@ class SchemaWatch:
                 return new
         return new
 
-    def _look(self, conn: Connection, base: CatalogLook) -> _Look | None:
+    def _look(self, conn: Connection, base: CatalogLook) -> SourceLook | None:
         """Return the catalog's definitions; None if the look failed beside a capture.
 
         A capture that cannot look lands its rows nevertheless. The lag sensor looks as well.
         """
         if self.settings is None:
-            return _read(conn, self.publication, base)
+            return read_source(conn, self.publication, base)
         try:
             with sorted_failures(self.settings, "lease"):
-                look = _read(conn, self.publication, base)
+                look = read_source(conn, self.publication, base)
                 if look.is_unchanged and self._partitions.sent:
                     return replace(look, lsn=read_barrier(conn), at=read_clock(conn))
                 return look
@@ -164,45 +162,10 @@ class SchemaWatch:
             return None
 
 
-@dataclass(frozen=True)
-class _Look:
-    """What a look at the catalog has read.
-
-    Attributes:
-        digest: digest of the rows.
-        lsn: end of the WAL after the last query.
-        at: the source's clock at that time.
-        tables: definitions by OID; empty if they are those of the look before.
-        is_unchanged: the catalog is as at the look before.
-        unused: OIDs of attached and detached partitions that never had a row.
-    """
-
-    digest: str
-    lsn: Lsn
-    tables: Mapping[int, TableDefinition]
-    is_unchanged: bool = False
-    at: dt.datetime | None = None
-    unused: frozenset[int] = frozenset()
-
-
-def _read(conn: Connection, publication: str, base: CatalogLook) -> _Look:
-    digest = read_catalog_digest(conn, publication, base.tables)
-    for _ in range(_ATTEMPTS):
-        if digest == base.digest:
-            return _Look(digest, Lsn(0), {}, is_unchanged=True)
-        tables = read_definitions(conn, publication, base.tables)
-        again = read_catalog_digest(conn, publication, base.tables)
-        if again == digest:
-            unused = read_unused_tables(conn, base.moved_partitions(tables))
-            return _Look(digest, read_barrier(conn), tables, at=read_clock(conn), unused=unused)
-        digest = again
-    raise TransientError(reason="The catalog changed during each attempt to read it.")
-
-
 class _Events:
     """The events of the differences between a look and the look before, and of the stream."""
 
-    def __init__(self, watch: SchemaWatch, base: CatalogLook, look: _Look | None) -> None:
+    def __init__(self, watch: SchemaWatch, base: CatalogLook, look: SourceLook | None) -> None:
         self._watch = watch
         self._base = base
         self._is_complete = look is not None
@@ -294,7 +257,7 @@ class _Events:
         was_seen = before is not None and before.definition.relation.describes(relation)
         recorded = [e for e in self._recorded if e.relation_id == oid] if was_seen else []
         for change in self._compare(one, before, now):
-            if not any((e.change, e.columns) == (change.change, change.columns) for e in recorded):
+            if not any(_covers(event, change, one.lsn) for event in recorded):
                 yield self._event(one.lsn, table, oid, change, STREAM)
         if one.doubt:
             doubt = SchemaChangeFound(SchemaChange.COLUMNS_UNCERTAIN, (), one.doubt, True)
@@ -317,7 +280,7 @@ class _Events:
                 is_rewritten = now.is_rewritten_since(before.definition)
         return compare_relations(one.before, one.relation, is_rewritten)
 
-    def _of_look(self, look: _Look) -> list[SchemaEvent]:
+    def _of_look(self, look: SourceLook) -> list[SchemaEvent]:
         found: list[SchemaEvent] = []
         for oid, before in self._base.tables.items():
             after = look.tables.get(oid)
@@ -388,6 +351,18 @@ class _Events:
             found_by,
             self._look.at if found_by == CATALOG and self._look is not None else None,
         )
+
+
+def _covers(event: SchemaEvent, change: SchemaChangeFound, lsn: Lsn) -> bool:
+    """Return whether a recorded event suffices for a change that the stream announces at an LSN.
+
+    A look records a change above its first rows. With `on_schema_change: stop`, a table stops
+    before these rows.
+    """
+    if (event.change, event.columns) != (change.change, change.columns):
+        return False
+    is_stop = not event.needs_snapshot and event.change is not SchemaChange.VALUES_UNCERTAIN
+    return event.lsn <= lsn or not is_stop
 
 
 def _changes(

@@ -39,6 +39,7 @@ from pgcdc_assets.merge.replaced_table import (
     unwritable_error,
 )
 from pgcdc_assets.merge.report import MergeFailure
+from pgcdc_assets.policies import ASK, STOP
 from pgcdc_assets.raw.delta_log import read_commit
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.snapshots import Snapshot
@@ -114,6 +115,10 @@ def rebuild_table(
             "merge builds it from raw."
         )
     remove_stale(zone.lake, zone.name, STALE_AFTER)
+    gate = read_gate(zone, target, scd, before.watermark, window.end_position)
+    if target.schema_policy == STOP and (gate is None or not gate.is_reached(window.end_position)):
+        # The table has followed the replayable changes under another setting.
+        target = replace(target, on_schema_change=ASK)
     with staging_root(zone.lake, zone.name, REBUILD) as root:
         changes_read = _build(spark, zone, replace(target, scd=(scd,)), window, root, before)
         failpoints.reach(failpoints.AFTER_REBUILD_STAGED)
@@ -142,7 +147,7 @@ def _range(zone: RawZone, target: CdcTable, scd: int, through: Lsn | None) -> Ls
         )
     captured = zone.changes.captured_through(epoch.epoch) or epoch.start_lsn
     if through is None:
-        gate = read_gate(zone, target, scd, Position(epoch.epoch, captured))
+        gate = read_gate(zone, target, scd, None, Position(epoch.epoch, captured))
         waits = gate is not None and gate.heals and gate.hold.epoch == epoch.epoch
         through = min(captured, gate.hold.lsn) if gate is not None and waits else captured
     if through > captured:

@@ -28,7 +28,13 @@ from pgcdc_assets.tables.keyed_snapshots import (
     no_key_error,
     snapshots_with_key,
 )
-from pgcdc_assets.tables.schema_gate import SchemaGate, find_gates, hold_of, schema_change_error
+from pgcdc_assets.tables.schema_gate import (
+    SchemaGate,
+    find_gates,
+    gate_after,
+    hold_of,
+    schema_change_error,
+)
 
 
 @dataclass(frozen=True)
@@ -120,14 +126,15 @@ class SchemaStops:
                 changes before are folded.
         """
         name = target.name
-        gate = self.gates.get(name)
+        gate = gate_after(self.gates, name, watermark)
         if gate is not None:
-            error = gate.error(name, watermark, self.through.end_position)
+            error = gate.error(name, self.through.end_position)
             if error is not None:
                 raise error
         if target.keeps_history(scd) and watermark is not None:
             # A snapshot is applied after all changes before the snapshot.
-            gate = (self.keyed if target.needs_key(scd) else self.unreached).get(name)
+            gates = self.keyed if target.needs_key(scd) else self.unreached
+            gate = gate_after(gates, name, watermark)
         keyless = self.keyless.get(name) if target.needs_key(scd) else None
         within = self._within(name, gate)
         try:

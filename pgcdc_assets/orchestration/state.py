@@ -25,7 +25,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.keyed_snapshots import newest_without_key
-from pgcdc_assets.tables.schema_gate import SchemaGate, find_gates, read_gate
+from pgcdc_assets.tables.schema_gate import SchemaGate, find_gates, gate_after, read_gate
 from pgcdc_assets.tables.state import read_watermark
 
 
@@ -160,8 +160,22 @@ def find_uncertain_tables(zone: RawZone, capture: CdcCapture) -> dict[CdcTable, 
 
 
 def read_gates(zone: RawZone, capture: CdcCapture) -> dict[TableName, SchemaGate]:
-    """Read the open schema events of the declared tables."""
-    return _gates(zone, capture, None)[0]
+    """Read the open schema events of the declared tables, by the lowest watermark of each table."""
+    gates, found = _gates(zone, capture, None)[0], {}
+    for table in capture.tables:
+        gate = gates.get(table.name)
+        if gate is None:
+            continue
+        is_passable = any(not event.needs_snapshot for event in gate.events)
+        left = gate.after(_lowest_watermark(zone, table)) if is_passable else gate
+        if left is not None:
+            found[table.name] = left
+    return found
+
+
+def _lowest_watermark(zone: RawZone, table: CdcTable) -> Position | None:
+    marks = watermarks(zone, table)
+    return min(marks) if marks and len(marks) == len(table.scd) else None
 
 
 def _gates(
@@ -209,14 +223,14 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
     left = left_tables(zone, capture)
     states = []
     for (table, scd), watermark in positions.items():
-        gate = gates.get(table.name)
-        is_stopped = gate is not None and gate.error(table.name, watermark, through) is not None
+        gate = gate_after(gates, table.name, watermark)
+        is_stopped = gate is not None and gate.error(table.name, through) is not None
         in_order = table.keeps_history(scd) and watermark is not None
-        held = unreached.get(table.name) if in_order else gate
+        held = gate_after(unreached, table.name, watermark) if in_order else gate
         copied = copies.get(table.name)
         if in_order and table.needs_key(scd) and _is_before(watermark, copied):
             # A snapshot without a key is no snapshot for this table.
-            held = read_gate(zone, table, scd, through)
+            held = read_gate(zone, table, scd, watermark, through)
             is_reached = held is None or held.is_reached(through)
             is_stopped |= is_reached and gate is None and _has_lost_key(zone, table)
         is_held = held is not None and not is_stopped and held.is_reached(through)

@@ -11,8 +11,8 @@ so a killed process leaves nothing to repair.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 
 import pyarrow as pa
@@ -23,6 +23,7 @@ from pgcdc_assets.policies import ASK, FOLLOW, SCHEMA_POLICIES, STOP
 from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.raw.scan import scan_changes
 from pgcdc_assets.raw.schema_events import (
+    CATALOG,
     MERGE,
     SchemaChange,
     SchemaEvent,
@@ -74,10 +75,23 @@ class SchemaGate:
         """The highest watermark of a table that waits."""
         return hold_of(self.events[0])
 
+    def after(self, watermark: Position | None) -> SchemaGate | None:
+        """Return the gate of a table with a watermark; None if the table has passed all events.
+
+        A replayable event up to the watermark was merged under another setting.
+
+        Args:
+            watermark: None before the first merge.
+        """
+        if watermark is None:
+            return self
+        left = tuple(e for e in self.events if e.needs_snapshot or e.position > watermark)
+        return replace(self, events=left) if left else None
+
     def is_reached(self, through: Position) -> bool:
         """Return whether a merge of the same epoch would pass the first event."""
-        first = self.events[0].position
-        return first.epoch == through.epoch and first < through
+        first = self.events[0]
+        return first.epoch == through.epoch and _is_passed(first, through)
 
     @property
     def newest(self) -> SchemaEvent:
@@ -90,22 +104,27 @@ class SchemaGate:
         kept = [KEPT_ROWS] if self.has_kept_rows else []
         return " ".join([*map(describe_event, self.events), *kept])
 
-    def error(
-        self, table: TableName, watermark: Position | None, through: Position
-    ) -> SchemaChangeError | None:
+    def error(self, table: TableName, through: Position) -> SchemaChangeError | None:
         """Return the error of a merge that would pass an event which a person has to look at.
 
-        A replayable event below the watermark was passed under another setting.
-
         Args:
-            watermark: of the table; None before the first merge.
             through: the end of the merge.
         """
         for event in () if self.heals else self.events:
-            was_passed = watermark is not None and event.position <= watermark
-            if event.position < through and (event.needs_snapshot or not was_passed):
+            if _is_passed(event, through):
                 return schema_change_error(table, event, has_kept_rows=self.has_kept_rows)
         return None
+
+
+def _is_passed(event: SchemaEvent, through: Position) -> bool:
+    """Return whether a merge through a position passes an event.
+
+    A look has the LSN of the WAL's end, which is often the end of a window too. A replayable change
+    is below, while a snapshot at the LSN heals the others.
+    """
+    if event.found_by == CATALOG and not event.needs_snapshot:
+        return event.position <= through
+    return event.position < through
 
 
 def hold_of(event: SchemaEvent) -> Position:
@@ -147,12 +166,28 @@ def _strictest_policy(table: CdcTable, events: Iterable[SchemaEvent], has_kept_r
     return max([least, *wanted], key=SCHEMA_POLICIES.index)
 
 
-def read_gate(zone: RawZone, table: CdcTable, scd: int, through: Position) -> SchemaGate | None:
-    """Read the open events of one table for a fold that uses no snapshot above its end."""
+def gate_after(
+    gates: Mapping[TableName, SchemaGate], name: TableName, watermark: Position | None
+) -> SchemaGate | None:
+    """Find the gate of a table with a watermark; None without an event that the table waits for."""
+    gate = gates.get(name)
+    return None if gate is None else gate.after(watermark)
+
+
+def read_gate(
+    zone: RawZone, table: CdcTable, scd: int, watermark: Position | None, through: Position
+) -> SchemaGate | None:
+    """Read the open events of one table for a fold that uses no snapshot above its end.
+
+    Args:
+        watermark: of the table; None before the first merge.
+    """
     snapshots = [s for s in zone.snapshots.complete_snapshots() if s.position <= through]
     if table.needs_key(scd):
         snapshots = snapshots_with_key(table, snapshots, cache(zone.source_relations))
-    return find_gates([table], zone.schema_events.read(), snapshots).get(table.name)
+    return gate_after(
+        find_gates([table], zone.schema_events.read(), snapshots), table.name, watermark
+    )
 
 
 def is_unforeseen(error: PgcdcError) -> bool:

@@ -49,7 +49,7 @@ _PART_OF_RETENTION = 0.25
 
 
 def advance_by_spark(
-    spark: SparkSession, zone: RawZone, path: str, before: Position, after: Position
+    spark: SparkSession, zone: RawZone, path: str, before: Position | None, after: Position
 ) -> None:
     """Advance the watermark of a table without changes, by one commit of Spark without rows.
 

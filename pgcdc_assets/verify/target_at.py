@@ -27,7 +27,8 @@ from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.fence import read_watermarks
 from pgcdc_assets.tables.schema_gate import read_gate, schema_change_error
-from pgcdc_assets.tables.state import advance_watermark, table_path
+from pgcdc_assets.tables.spark_watermarks import advance_by_spark
+from pgcdc_assets.tables.state import advance_watermark, open_table, read_position, table_path
 from pgcdc_assets.verify.comparison_point import Moment
 from pgcdc_assets.verify.reading_errors import TableReading
 from pgcdc_assets.verify.small_table import copy_small
@@ -81,12 +82,13 @@ def _find_or_stage(
         TableDamaged: the log has lost the watermark of the table.
         TransientError: the versions of the table at the moment are not kept.
     """
-    gate = read_gate(zone, table, _SCD, Position(moment.epoch, moment.lsn))
-    if gate is not None and gate.hold < (moment.epoch, moment.lsn):
-        raise schema_change_error(table.name, gate.events[0])
     path = table_path(zone.lake, zone.name, table.schema, table.table, _SCD)
     log = open_merged(zone, path, table.qualified_name)
     found = version_through(zone, log, path, moment.epoch, moment.lsn)
+    mark = None if found is None else Position(moment.epoch, found.watermark)
+    gate = read_gate(zone, table, _SCD, mark, Position(moment.epoch, moment.lsn))
+    if gate is not None and gate.hold < (moment.epoch, moment.lsn):
+        raise schema_change_error(table.name, gate.events[0])
     if found is None:
         # A table without a watermark of the epoch begins with a snapshot. Any other table must not
         # be built from the raw zone: the comparison would not read its rows.
@@ -100,9 +102,25 @@ def _find_or_stage(
             f"CREATE TABLE {delta_table(staged)} SHALLOW CLONE {delta_table(path)} "
             f"VERSION AS OF {found.version}"
         )
-    # The copy has the table's rows, but not its application transactions.
-    advance_watermark(zone, staged, None, Position(moment.epoch, found.watermark))
+    _set_watermark(spark, zone, staged, Position(moment.epoch, found.watermark))
     return None
+
+
+def _set_watermark(spark: SparkSession, zone: RawZone, staged: str, position: Position) -> None:
+    """Write the watermark of a copy, which has the table's rows, but not its transactions.
+
+    A fold into a copy without a watermark would build it from the raw zone.
+
+    Raises:
+        TransientError: the watermark was not written.
+    """
+    if not advance_watermark(zone, staged, None, position):
+        advance_by_spark(spark, zone, staged, None, position)
+    table = open_table(zone.lake, staged)
+    if table is None or read_position(zone, table, staged) != position:
+        raise TransientError(
+            reason=f"The watermark of the copy {staged} could not be written. Run it again."
+        )
 
 
 class MergedVersion(NamedTuple):

@@ -167,3 +167,23 @@ def test_the_stream_does_not_repeat_an_event_of_a_poll(
     assert shown(capturing.zone.schema_events.read()) == ["t type_changed a!"]
     versions = capturing.zone.relations.versions(1)
     assert [v.relation.columns[1].base_type for v in versions] == ["int4", "int2"]
+
+
+def test_a_replayable_change_that_a_poll_has_seen_has_an_event_at_its_first_row(
+    capturing: Capturing,
+) -> None:
+    """A table with `on_schema_change: stop` stops before this row."""
+    capturing.begin("create table t (id int primary key); insert into t values (1)")
+    capturing.database.execute("insert into t values (2)")
+    capturing.capture()
+    capturing.database.execute("alter table t add c int")
+    capturing.database.execute("insert into t values (3)")
+    (seen,) = poll(capturing)
+    capturing.database.execute("insert into t values (4)")
+    capturing.capture()
+    first, second = capturing.zone.schema_events.read()
+    assert second == seen
+    row = next(row for row in capturing.rows() if row["new"] and "3" in row["new"])
+    assert (first.found_by, first.lsn) == ("stream", row["commit_lsn"])
+    assert shown([first]) == shown([second]) == ["t column_added c"]
+    assert poll(capturing) == []

@@ -18,7 +18,6 @@ from pgcdc_assets.raw.source_relations import SourceRelations
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.keyed_snapshots import snapshots_with_key
 
 TABLE = CdcTable("shop", "items", (1, 2))
@@ -28,6 +27,9 @@ WINDOWS = [
 ]
 NEWEST = WINDOWS[-1].window
 FIRST = Snapshot(1, Lsn(100), "shop", "items", 1, 10)
+EVENT = SchemaEvent(
+    1, Lsn(248), TABLE.name, 7, SchemaChange.TYPE_CHANGED, ("v",), "It changed.", True, STREAM
+)
 
 
 def _snapshot(lsn: int) -> Snapshot:
@@ -70,18 +72,7 @@ def _plan(
 @pytest.fixture
 def changed(zone: RawZone) -> RawZone:
     """Return a zone with a schema change at 248 that needs a snapshot."""
-    event = SchemaEvent(
-        1,
-        Lsn(248),
-        TableName("shop", "items"),
-        7,
-        SchemaChange.TYPE_CHANGED,
-        ("v",),
-        "It changed.",
-        True,
-        STREAM,
-    )
-    zone.schema_events.record([event])
+    zone.schema_events.record([EVENT])
     return zone
 
 
@@ -147,6 +138,22 @@ def test_with_ask_no_change_is_folded_before_the_new_snapshot(changed: RawZone) 
     # The snapshot exists, so the history does not fail before the snapshot is applied.
     held, waits_for = _plan(changed, 2, 150, [FIRST, _snapshot(500)], target=target)
     assert (held.end, bool(waits_for)) == (247, True)
+
+
+@pytest.mark.parametrize("scd", [1, 2])
+def test_a_change_that_was_merged_does_not_stop_the_table_later(zone: RawZone, scd: int) -> None:
+    """The setting was `follow` when the table was merged past the added column."""
+    zone.schema_events.record(
+        [replace(EVENT, change=SchemaChange.COLUMN_ADDED, needs_snapshot=False)]
+    )
+    target = replace(TABLE, on_schema_change="stop")
+    plan, waits_for = _plan(zone, scd, 300, target=target)
+    assert (plan.start, plan.end, plan.is_last, waits_for) == (300, 400, True, "")
+    bounded, _ = _plan(zone, scd, 300, target=target, is_bounded=True)
+    assert bounded.end == 400
+    for watermark in (150, None):
+        with pytest.raises(SchemaChangeError, match="column_added"):
+            _plan(zone, scd, watermark, target=target)
 
 
 _KEYED, _KEYLESS = 1, 2

@@ -40,7 +40,7 @@ def test_by_default_a_table_waits_before_an_event_that_needs_a_snapshot() -> Non
     assert not gate.is_reached(Position(1, Lsn(160)))
     assert gate.is_reached(Position(1, Lsn(161)))
     assert not gate.is_reached(Position(2, Lsn(161)))
-    assert gate.error(NAME, Position(1, Lsn(100)), Position(1, Lsn(200))) is None
+    assert gate.error(NAME, Position(1, Lsn(200))) is None
     assert _gate(None, _snapshot(168)) is None
     # The table of this event is not declared.
     assert find_gates([CdcTable("shop", "other")], [EVENT], []) == {}
@@ -49,15 +49,15 @@ def test_by_default_a_table_waits_before_an_event_that_needs_a_snapshot() -> Non
 def test_with_ask_a_merge_stops_at_the_event() -> None:
     gate = _gate("ask")
     assert gate is not None
-    assert gate.error(NAME, Position(1, Lsn(100)), Position(1, Lsn(160))) is None
-    error = gate.error(NAME, Position(1, Lsn(100)), Position(1, Lsn(161)))
+    assert gate.error(NAME, Position(1, Lsn(160))) is None
+    error = gate.error(NAME, Position(1, Lsn(161)))
     assert isinstance(error, SchemaChangeError)
     assert str(error) == (
         "Table shop.orders, column v: It changed (type_changed at 0/A0). Take a new snapshot with: "
         "pgcdc resnapshot NAME shop.orders"
     )
-    # A merge with another setting has passed the event.
-    assert gate.error(NAME, Position(1, Lsn(200)), Position(1, Lsn(300))) is not None
+    passed = gate.after(Position(1, Lsn(200)))
+    assert passed == gate, "a merge with another setting has passed an event without its snapshot"
 
 
 def test_stop_counts_replayable_events_that_the_table_has_not_passed() -> None:
@@ -65,14 +65,26 @@ def test_stop_counts_replayable_events_that_the_table_has_not_passed() -> None:
     assert gate is not None
     assert [event.lsn for event in gate.events] == [80, 160]
     through = Position(1, Lsn(100))
-    error = gate.error(NAME, Position(1, Lsn(50)), through)
+    error = gate.error(NAME, through)
     assert error is not None
     assert "column_added" in str(error)
-    assert gate.error(NAME, None, through) is not None
-    assert gate.error(NAME, Position(1, Lsn(90)), through) is None
+    for before in (None, Position(1, Lsn(50)), Position(1, Lsn(79))):
+        assert gate.after(before) == gate
+    for passed in (80, 90, 300):
+        left = gate.after(Position(1, Lsn(passed)))
+        assert left is not None
+        assert (left.events, left.error(NAME, through)) == ((EVENT,), None)
     after = _gate("stop", _snapshot(96))
     assert after is not None
     assert [event.lsn for event in after.events] == [160]
+    assert gate.error(NAME, Position(1, Lsn(80))) is None
+    seen = replace(gate, events=(replace(ADDED, found_by=CATALOG),))
+    at = Position(1, Lsn(80))
+    assert seen.is_reached(at), "the change is below the LSN of a look"
+    assert seen.error(NAME, at) is not None
+    assert seen.error(NAME, Position(1, Lsn(79))) is None
+    added = replace(gate, events=(ADDED,))
+    assert added.after(Position(1, Lsn(80))) is None
 
 
 @pytest.mark.parametrize(
@@ -97,7 +109,7 @@ def test_the_setting_for_parked_rows_stops_the_table(
     gate = find_gates([table], events, []).get(NAME)
     assert gate is not None
     assert (gate.heals, gate.hold) == (heals, (1, 159))
-    error = gate.error(NAME, Position(1, Lsn(100)), Position(1, Lsn(200)))
+    error = gate.error(NAME, Position(1, Lsn(200)))
     assert (error is None) == heals
     assert find_gates([table], events, [_snapshot(176)]) == {}
 
@@ -122,7 +134,7 @@ def test_a_snapshot_that_would_remove_kept_rows_needs_a_person() -> None:
     gate = find_gates([KEEPER], [DETACHED, EVENT], []).get(NAME)
     assert gate is not None
     assert (gate.heals, gate.hold) == (False, (1, 159))
-    error = gate.error(NAME, Position(1, Lsn(100)), Position(1, Lsn(200)))
+    error = gate.error(NAME, Position(1, Lsn(200)))
     assert isinstance(error, SchemaChangeError)
     assert "removes these rows. Take a new snapshot with" in str(error)
     assert gate.reason.endswith("removes these rows.")

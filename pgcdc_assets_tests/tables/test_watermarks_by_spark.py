@@ -23,15 +23,11 @@ from pgcdc_assets.tables.state import read_scd_state, read_watermark
 from pgcdc_assets_tests.support.merge.history import Landing, column, insert, relation
 from pgcdc_assets_tests.support.merge.one_table import merge
 from pgcdc_assets_tests.support.spark import CONF
+from pgcdc_assets_tests.support.spark_only import FEATURES
 
 pytestmark = pytest.mark.spark
 
 _ITEMS = CdcTable("shop", "items")
-_FEATURES = {
-    "clustering": "CLUSTER BY (id)",
-    "row tracking": "SET TBLPROPERTIES ('delta.enableRowTracking' = 'true')",
-    "in-commit timestamps": "SET TBLPROPERTIES ('delta.enableInCommitTimestamps' = 'true')",
-}
 
 
 def _merged(spark: SparkSession, zone: RawZone, feature: str) -> tuple[Landing, str]:
@@ -40,7 +36,7 @@ def _merged(spark: SparkSession, zone: RawZone, feature: str) -> tuple[Landing, 
     landing.begin([["1", "a"], ["2", "b"]])
     landing.land([])
     path = merge(spark, landing, _ITEMS).path
-    spark.sql(f"ALTER TABLE {delta_table(path)} {_FEATURES[feature]}")
+    spark.sql(f"ALTER TABLE {delta_table(path)} {FEATURES[feature]}")
     landing.land([insert("3", "c")])
     merge(spark, landing, _ITEMS)
     return landing, path
@@ -74,7 +70,7 @@ def _write_checkpoint(spark: SparkSession, path: str) -> None:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(
-    "feature", ["clustering", *(pytest.param(f, marks=pytest.mark.soak) for f in [*_FEATURES][1:])]
+    "feature", ["clustering", *(pytest.param(f, marks=pytest.mark.soak) for f in [*FEATURES][1:])]
 )
 def test_a_table_without_changes_keeps_its_watermark(
     spark: SparkSession, zone: RawZone, feature: str

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.cli import main
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.merge.rebuild import rebuild_table
 from pgcdc_assets.orchestration.checks.schema_changes import SCHEMA_CHANGES
 from pgcdc_assets.orchestration.jobs.sync import sync_capture
 from pgcdc_assets.orchestration.sensors.snapshot_requests import EVENT_TAG, REASON_TAG
@@ -255,6 +256,39 @@ def test_with_ask_a_change_that_the_stream_does_not_show_stops_the_table(
         resnapshot=orchestrated.capture.tables[:1],
     )
     assert orchestrated.equals_source("a")
+
+
+@pytest.mark.sampled
+def test_a_change_that_was_merged_with_another_setting_does_not_stop_the_table(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    following, database = with_policy(orchestrated, "follow"), orchestrated.database
+    following.sync()
+    database.execute("alter table a add column n int default 7")
+    following.commit("update a set v = 'changed' where id = 1")
+    following.sync()
+
+    stopping = with_policy(orchestrated, "stop")
+    stopping.commit("insert into a values (11, 'new', 8)")
+    stopping.sync()
+    assert stopping.equals_source("a")
+    assert current_versions(stopping, spark) == source_rows(stopping)
+    assert read_gates(stopping.zone, stopping.capture) == {}
+    for scd in (1, 2):
+        rebuild_table(spark, stopping.zone, stopping.capture.tables[0], scd)
+    assert stopping.equals_source("a")
+    assert current_versions(stopping, spark) == source_rows(stopping)
+
+    database.execute("alter table a add column m int")
+    stopping.commit("update a set m = 1 where id = 1")
+    with pytest.raises(PgcdcError, match="column_added"):
+        stopping.sync()
+    (gate,) = read_gates(stopping.zone, stopping.capture).values()
+    assert {event.columns for event in gate.events} == {("m",)}
+    path = table_path(stopping.lake, NAME, "public", "a", 1)
+    assert "m" not in spark.read.format("delta").load(path).columns
+    with pytest.raises(PgcdcError, match="column_added"):
+        rebuild_table(spark, stopping.zone, stopping.capture.tables[0], 1)
 
 
 @pytest.mark.soak
