@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.table_name import TableName
+from pgcdc_assets.variable_setting import check_variable_name
 
 MEGABYTE = 1024 * 1024
 
@@ -289,8 +290,8 @@ class SnapshotPolicy:
     dsn_env: str | None = None
 
     def __post_init__(self) -> None:
-        if self.dsn_env is not None and not self.dsn_env.strip():
-            raise ConfigurationError(reason="snapshot.dsn_env must name an environment variable")
+        if self.dsn_env is not None:
+            check_variable_name(self.dsn_env, "snapshot.dsn_env")
         for name in ("parallelism", "range_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(reason=f"snapshot.{name} must be 1 or more")

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.variable_setting import check_variable_name
 
 # The schemes of Amazon's S3 and of compatible stores.
 S3_SCHEMES = ("s3", "s3a")
@@ -26,6 +27,8 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 # The beginning of Hadoop's settings of one bucket.
 BUCKET_PREFIX = "fs.s3a.bucket."
+# The settings that name the environment variable of a credential.
+CREDENTIAL_SETTINGS = ("access_key_env", "secret_key_env", "session_token_env")
 # A store with its own endpoint accepts any region.
 _ANY_REGION = "us-east-1"
 
@@ -81,6 +84,9 @@ class Storage:
 
     The default variables are those of Amazon's tools. If they are not set, the clients look for
     credentials as Amazon's tools do: a web identity, a container's or a machine's role.
+
+    Raises:
+        ConfigurationError: a setting of a credential is not the name of a variable.
     """
 
     endpoint: str = ""
@@ -89,6 +95,9 @@ class Storage:
     access_key_env: str = ACCESS_KEY
     secret_key_env: str = SECRET_KEY
     session_token_env: str = ""
+
+    def __post_init__(self) -> None:
+        check_credential_settings({name: getattr(self, name) for name in CREDENTIAL_SETTINGS})
 
     def delta_options(self) -> dict[str, str]:
         """Return the options of delta-rs, with the credentials of named variables.
@@ -138,9 +147,22 @@ class Storage:
             names = (ACCESS_KEY, SECRET_KEY, _TOKEN)
             key, secret, token = (os.environ.get(name, "").strip() or None for name in names)
             return (key, secret, token) if key and secret else (None, None, None)
-        named = self.session_token_env
-        token = _value(named) if named else None
-        return _value(self.access_key_env), _value(self.secret_key_env), token
+        key, secret, token = (self._credential(setting) for setting in CREDENTIAL_SETTINGS)
+        return key, secret, token
+
+    def _credential(self, setting: str) -> str | None:
+        variable = getattr(self, setting)
+        if not variable:
+            return None
+        value = os.environ.get(variable, "").strip()
+        if not value:
+            # A key of letters and digits can be the name of a variable.
+            raise ConfigurationError(
+                reason=f"storage.{setting} names an environment variable that is not set. Set the "
+                "variable to the credential of the object store, or name another variable",
+                setting=f"storage.{setting}",
+            )
+        return value
 
     @property
     def found_endpoint(self) -> str:
@@ -162,6 +184,21 @@ class Storage:
         """Whether the credentials are in other variables than those of Amazon's tools."""
         named = (self.access_key_env, self.secret_key_env)
         return named != (ACCESS_KEY, SECRET_KEY) or bool(self.session_token_env)
+
+
+def check_credential_settings(settings: Mapping[str, str]) -> None:
+    """Check that settings of credentials are names of environment variables.
+
+    Args:
+        settings: settings of a store. The setting of the token may be empty.
+
+    Raises:
+        ConfigurationError: a value is not a name. The error does not contain the value.
+    """
+    for name in CREDENTIAL_SETTINGS:
+        text = settings.get(name)
+        if text is not None and (text or name != "session_token_env"):
+            check_variable_name(text, f"storage.{name}")
 
 
 def storage_of(settings: Mapping[str, str]) -> Storage:
@@ -202,13 +239,3 @@ def storage_of(settings: Mapping[str, str]) -> Storage:
 
 def _first_set(names: tuple[str, ...]) -> str:
     return next((os.environ[name].strip() for name in names if os.environ.get(name)), "")
-
-
-def _value(variable: str) -> str:
-    value = os.environ.get(variable, "").strip()
-    if not value:
-        raise ConfigurationError(
-            reason=f"storage names the environment variable {variable}, which is not set. Set it "
-            "to the credential of the object store, or name another variable."
-        )
-    return value

@@ -125,15 +125,26 @@ def test_a_wrong_setting_is_refused(settings: dict[str, str], message: str) -> N
     assert "hidden" not in str(caught.value)
 
 
-@pytest.mark.parametrize("variable", ["LAKE_KEY", "LAKE_SECRET", "LAKE_TOKEN"])
+@pytest.mark.parametrize(
+    ("variable", "setting"),
+    [
+        ("LAKE_KEY", "access_key_env"),
+        ("LAKE_SECRET", "secret_key_env"),
+        ("LAKE_TOKEN", "session_token_env"),
+    ],
+)
 def test_a_named_variable_that_is_not_set_is_an_error_without_a_credential(
-    variable: str, monkeypatch: pytest.MonkeyPatch
+    variable: str, setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The name of the variable is not shown: a key of letters and digits looks like a name."""
     storage = storage_of(KEYS | {"session_token_env": "LAKE_TOKEN"})
     monkeypatch.setenv(variable, " ")
-    with pytest.raises(ConfigurationError, match=f"{variable}, which is not set") as caught:
+    with pytest.raises(
+        ConfigurationError, match=rf"^storage\.{setting} names an environment variable that is not"
+    ) as caught:
         storage.delta_options()
     assert "-1" not in str(caught.value)
+    assert variable not in str(caught.value)
     texts = f"{storage} {storage.spark_options('s3://bucket/lake')}"
     assert not re.search("(key|secret|token)-1", texts)
 

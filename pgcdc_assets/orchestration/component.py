@@ -343,18 +343,20 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
             if self.lake is not None:
                 check_lake_uri(self.lake, "lake")
             capture = self.capture()
+            postgres = PostgresResource(
+                capture=self.name, dsn_env=self.dsn_env, primary_dsn_env=self.primary_dsn_env
+            )
+            lake = LakeResource(
+                uri=self.lake,
+                storage=self.storage.texts(),
+                storage_options=self.storage_options,
+            )
         except ConfigurationError as error:
             raise ConfigurationError(reason=f"{context.path}: {error}") from error
         return build_cdc_definitions(
             capture,
-            postgres=PostgresResource(
-                capture=self.name, dsn_env=self.dsn_env, primary_dsn_env=self.primary_dsn_env
-            ),
-            lake=LakeResource(
-                uri=self.lake,
-                storage=self.storage.texts(),
-                storage_options=self.storage_options,
-            ),
+            postgres=postgres,
+            lake=lake,
             spark=SparkResource(remote=self.spark_remote, spark_config=self.spark_config),
             translator=self.translator,
         )

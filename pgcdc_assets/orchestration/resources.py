@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 import dagster as dg
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.project import home
@@ -30,7 +30,8 @@ from pgcdc_assets.spark.object_store import (
     store_of,
 )
 from pgcdc_assets.spark.server import SparkServer
-from pgcdc_assets.storage import check_lake_uri, storage_of
+from pgcdc_assets.storage import check_credential_settings, check_lake_uri, storage_of
+from pgcdc_assets.variable_setting import check_variable_name
 
 if TYPE_CHECKING:
     from pgcdc_assets.postgres.connection import Connection
@@ -43,7 +44,7 @@ def open_resources(resources: Mapping[str, Any]) -> Iterator[Any]:
 
     Raises:
         ConfigurationError: an environment variable that a resource reads is not set, or a value has
-            a wrong type. The error quotes no value.
+            a wrong type or is not valid. The error quotes no value.
     """
     with ExitStack() as held:
         try:
@@ -52,6 +53,10 @@ def open_resources(resources: Mapping[str, Any]) -> Iterator[Any]:
             reason = " ".join(dict.fromkeys(map(_explained, error.errors)))
             # The text of Dagster's error quotes values, which may be passwords.
             raise ConfigurationError(reason=reason) from None
+        except dg.DagsterUserCodeExecutionError as error:
+            if isinstance(error.user_exception, ConfigurationError):
+                raise error.user_exception from None
+            raise
         yield opened
 
 
@@ -89,6 +94,13 @@ class PostgresResource(dg.ConfigurableResource[None]):
     connect_timeout: int = 10
     statement_timeout_ms: int = 30_000
     lock_timeout_ms: int = 10_000
+
+    @field_validator("dsn_env", "primary_dsn_env")
+    @classmethod
+    def _check_variable(cls, text: str | None, info: ValidationInfo) -> str | None:
+        if text is not None:
+            check_variable_name(text, str(info.field_name))
+        return text
 
     def settings(self) -> ConnectionSettings:
         """Return the connection settings.
@@ -152,6 +164,12 @@ class LakeResource(dg.ConfigurableResource[None]):
     storage_options: dict[str, str] = Field(
         default={}, description="Further options of delta-rs for the object store; no secrets."
     )
+
+    @field_validator("storage")
+    @classmethod
+    def _check_variables(cls, settings: dict[str, str]) -> dict[str, str]:
+        check_credential_settings(settings)
+        return settings
 
     def lake(self) -> Lake:
         """Return the lake's address.

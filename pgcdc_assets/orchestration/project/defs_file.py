@@ -34,8 +34,10 @@ from pgcdc_assets.policies import (
     WindowPolicy,
 )
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.storage import CREDENTIAL_SETTINGS, Storage
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.table_selection import ALL_TABLES, TableSelection
+from pgcdc_assets.variable_setting import check_variable_name
 
 FILE_NAMES = ("defs.yaml", "component.yaml")
 COMPONENT = "pgcdc_assets.PostgresCdcComponent"
@@ -47,6 +49,7 @@ _TEMPLATE = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 _VARIABLE = re.compile(
     r"""\{\{\s*env(?:\.([A-Za-z_]\w*)|\(\s*['"]([^'"]+)['"]\s*\)|\[\s*['"]([^'"]+)['"]\s*\])\s*\}\}"""
 )
+_VARIABLE_SETTINGS = ("dsn_env", "primary_dsn_env")
 _ALLOWED: dict[Any, str] = {
     str: "a text",
     int: "a whole number",
@@ -63,6 +66,7 @@ _POLICIES: dict[str, Callable[..., object]] = {
     "checks": CheckPolicy,
     "merge_step": StepLimit,
     "catalog": CatalogPolicy,
+    "storage": Storage,
 }
 
 
@@ -176,6 +180,10 @@ class _File:
                 names = self._nodes(nodes[section])
                 self._judged(partial(policy, **given), nodes[section], names)
                 self._check_schedule(section, given.get("schedule"), names)
+        for setting in _VARIABLE_SETTINGS:
+            if isinstance(_known(values).get(setting), str):
+                check = partial(check_variable_name, values[setting], setting)
+                self._judged(check, nodes[setting], nodes)
         own = ("name", "publication", "slot", "merge_parallelism", "verify_wait_seconds")
         given = {key: value for key, value in _known(values).items() if key in own}
         defaults = {"name": "name", "publication": "publication"}
@@ -312,8 +320,17 @@ class _File:
             self.fail(node, f"`{place}` must be {_allowed(kind)}")
 
     def _check_variables(self, node: yaml.Node, value: str, place: str) -> None:
+        section, _, setting = place.rpartition(".")
+        is_credential = section == "storage" and setting in CREDENTIAL_SETTINGS
         for found in _VARIABLE.finditer(value):
             name = next(group for group in found.groups() if group)
+            if is_credential and found[0] == value.strip():
+                # A key of letters and digits cannot be distinguished from a name.
+                self.fail(
+                    node,
+                    f"`{place}` must name an environment variable, and the template inserts the "
+                    f"value of {name}. Write {name}",
+                )
             if name not in os.environ:
                 self.fail(
                     node,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.variable_setting import check_variable_name
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -79,10 +80,14 @@ def defs_folders() -> list[Path]:
 def conninfo(variable: str = DSN_VARIABLE) -> str:
     """Return the connection string of an environment variable, or of the embedded server.
 
+    Args:
+        variable: the value of the setting `dsn_env`.
+
     Raises:
-        ConfigurationError: a variable other than PGCDC_DSN is not set, or the embedded server does
-            not run.
+        ConfigurationError: a variable other than PGCDC_DSN is not set, or its name is not valid, or
+            the embedded server does not run.
     """
+    check_variable_name(variable, "dsn_env")
     given = os.environ.get(variable, "").strip()
     if given:
         return given
