@@ -9,6 +9,7 @@ Spark setting, on a command line or in Dagster's storage.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -25,6 +26,16 @@ SECRET_KEY = "AWS_SECRET_ACCESS_KEY"
 _TOKEN = "AWS_SESSION_TOKEN"
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
+# The forms of addresses, by scheme. The address of a store names its bucket or container.
+_BUCKET_FORM = "{scheme}://BUCKET/FOLDER"
+_CONTAINER_FORM = "{scheme}://CONTAINER@ACCOUNT.dfs.core.windows.net/FOLDER"
+_STORE_FORMS = {
+    **dict.fromkeys((*S3_SCHEMES, "gs"), _BUCKET_FORM),
+    **dict.fromkeys(("abfs", "abfss"), _CONTAINER_FORM),
+}
+# A drive of Windows has one letter.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
+_LOCAL = re.compile(r"file:(?:/(?!/)|///+)", re.IGNORECASE)
 # The beginning of Hadoop's settings of one bucket.
 BUCKET_PREFIX = "fs.s3a.bucket."
 # The settings that name the environment variable of a credential.
@@ -43,15 +54,53 @@ def is_s3(uri: str) -> bool:
     return scheme_of(uri) in S3_SCHEMES
 
 
+def without_file_scheme(uri: str) -> str:
+    """Return the path of `file:///FOLDER` or `file:/FOLDER`, and another address unchanged."""
+    found = _LOCAL.match(uri)
+    return uri if found is None else f"/{uri[found.end() :]}"
+
+
+def check_lake_form(uri: str, setting: str) -> None:
+    """Check that a lake's address with a scheme is not a folder below the current one.
+
+    Args:
+        uri: a local path, or a URI.
+        setting: the name of the setting that holds the URI.
+
+    Raises:
+        ConfigurationError: `://` or the bucket is missing. The error does not contain the URI.
+    """
+    found = _SCHEME.match(without_file_scheme(uri))
+    if found is None:
+        return
+    scheme = found[1].lower()
+    form = _STORE_FORMS.get(scheme, _BUCKET_FORM.format(scheme="s3")).format(scheme=scheme)
+    form = "file:///FOLDER" if scheme == "file" else form
+    rest = uri[found.end() :]
+    if scheme == "file" or not rest.startswith("//"):
+        raise ConfigurationError(
+            reason=f"{setting} begins like a URI, but is none of a lake. Write the address as "
+            f"{form}, or the path of a folder, such as ./a:b if its name has a colon"
+        )
+    authority, _, path = rest.removeprefix("//").partition("/")
+    if not authority and (scheme in _STORE_FORMS or not path.strip("/")):
+        raise ConfigurationError(
+            reason=f"{setting} does not name the bucket of its object store. Write the address as "
+            f"{form}"
+        )
+
+
 def check_lake_uri(uri: str, setting: str) -> None:
-    """Check that a lake's URI has no credentials: errors, logs and Dagster show it.
+    """Check the form of a lake's URI, and that it has no credentials, which Dagster would show.
 
     Args:
         setting: the name of the setting that holds the URI.
 
     Raises:
-        ConfigurationError: the URI has a password or a query. The error does not contain the URI.
+        ConfigurationError: the URI is not complete, or has a password or a query. The error does
+            not contain the URI.
     """
+    check_lake_form(uri, setting)
     if not scheme_of(uri):
         return
     authority = uri.partition("://")[2].partition("/")[0]

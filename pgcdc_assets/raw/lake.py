@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.storage import Storage, is_s3
+from pgcdc_assets.storage import Storage, check_lake_form, is_s3, without_file_scheme
 
 ENVIRONMENT_VARIABLE = "PGCDC_LAKE"
 
@@ -28,13 +28,14 @@ class Lake:
     """The root of all tables.
 
     Attributes:
-        uri: a local path (`~` and `file://` are allowed) or an object-store URI (`s3://`, `gs://`,
+        uri: a local path (`~` and `file:///` are allowed) or an object-store URI (`s3://`, `gs://`,
             `abfss://`).
         storage_options: options of delta-rs over those of `storage`.
         storage: the settings of an S3 store.
 
     Raises:
-        ConfigurationError: the path is empty, or contains characters that delta-rs rejects.
+        ConfigurationError: the path is empty, or contains characters that delta-rs rejects; or a
+            URI has no bucket, or has no `//` after its scheme.
     """
 
     uri: str
@@ -42,7 +43,8 @@ class Lake:
     storage: Storage = field(default_factory=Storage)
 
     def __post_init__(self) -> None:
-        uri = self.uri.removeprefix("file://") if self.uri.startswith("file:///") else self.uri
+        check_lake_form(self.uri, "The lake")
+        uri = without_file_scheme(self.uri)
         if not uri.strip():
             raise ConfigurationError(
                 reason=f"The lake has no path. Set {ENVIRONMENT_VARIABLE} to a folder or an "
@@ -60,8 +62,14 @@ class Lake:
 
     @classmethod
     def from_environment(cls, default: str | Path) -> Lake:
-        """Return the lake of PGCDC_LAKE, or the default if PGCDC_LAKE is unset or empty."""
-        return cls(os.environ.get(ENVIRONMENT_VARIABLE, "").strip() or str(default))
+        """Return the lake of PGCDC_LAKE, or the default if PGCDC_LAKE is unset or empty.
+
+        Raises:
+            ConfigurationError: PGCDC_LAKE is not the address of a lake.
+        """
+        given = os.environ.get(ENVIRONMENT_VARIABLE, "").strip()
+        check_lake_form(given, ENVIRONMENT_VARIABLE)
+        return cls(given or str(default))
 
     @property
     def is_local(self) -> bool:

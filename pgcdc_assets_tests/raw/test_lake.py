@@ -1,7 +1,8 @@
-"""Names of tables that differ only in case, on a file system that ignores case."""
+"""Addresses of lakes, and names of tables that differ only in case."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.merge.build_tasks import build_tasks
 from pgcdc_assets.merge.report import MergeFailure
+from pgcdc_assets.orchestration.resources import LakeResource
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.storage import check_lake_uri
 from pgcdc_assets.table_name import TableName
 
 NAMES = [TableName("public", "Orders"), TableName("public", "orders"), TableName("a", "orders")]
@@ -72,3 +75,69 @@ def test_a_merge_refuses_the_table_before_it_reads_the_other_one(tmp_path: Path)
     assert len(failures) == 1
     assert isinstance(failures[0], MergeFailure)
     assert isinstance(failures[0].error, ConfigurationError)
+
+
+_NO_SLASHES = "begins like a URI, but is none of a lake. Write the address as "
+_NO_BUCKET = "does not name the bucket of its object store. Write the address as "
+_OF_AZURE = "://CONTAINER@ACCOUNT.dfs.core.windows.net/FOLDER"
+
+
+@pytest.mark.parametrize(
+    ("uri", "problem"),
+    [
+        ("s3:/bucket/lake", f"{_NO_SLASHES}s3://BUCKET/FOLDER"),
+        ("S3:bucket/lake", f"{_NO_SLASHES}s3://BUCKET/FOLDER"),
+        ("s3a:/bucket/lake", f"{_NO_SLASHES}s3a://BUCKET/FOLDER"),
+        ("gs:/bucket/lake", f"{_NO_SLASHES}gs://BUCKET/FOLDER"),
+        ("abfss:/container@account/lake", f"{_NO_SLASHES}abfss{_OF_AZURE}"),
+        ("dbfs:/mnt/lake", f"{_NO_SLASHES}s3://BUCKET/FOLDER"),
+        ("a.b:c/lake", f"{_NO_SLASHES}s3://BUCKET/FOLDER, or the path of a folder, such as ./a:b"),
+        ("file:lake", f"{_NO_SLASHES}file:///FOLDER"),
+        ("file://host/lake", f"{_NO_SLASHES}file:///FOLDER"),
+        ("s3://", f"{_NO_BUCKET}s3://BUCKET/FOLDER"),
+        ("s3:///lake", f"{_NO_BUCKET}s3://BUCKET/FOLDER"),
+        ("abfs:///lake", f"{_NO_BUCKET}abfs{_OF_AZURE}"),
+        ("hdfs://", f"{_NO_BUCKET}s3://BUCKET/FOLDER"),
+    ],
+)
+def test_an_incomplete_uri_is_not_a_folder_below_the_current_one(
+    uri: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    calls: list[tuple[str, Callable[[], object]]] = [
+        ("The lake", lambda: Lake(uri).check_writable()),
+        ("lake", lambda: LakeResource(uri=uri).lake().check_writable()),
+        ("--lake", lambda: check_lake_uri(uri, "--lake")),
+    ]
+    for setting, call in calls:
+        with pytest.raises(ConfigurationError) as caught:
+            call()
+        assert str(caught.value).startswith(f"{setting} {problem}")
+    monkeypatch.setenv("PGCDC_LAKE", uri)
+    with pytest.raises(ConfigurationError, match=r"^PGCDC_LAKE "):
+        Lake.from_environment("default")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("uri", "path"),
+    [
+        ("file:///data/lake", "/data/lake"),
+        ("file:/data/lake", "/data/lake"),
+        ("file:////data/lake", "/data/lake"),
+        ("FILE:/data/lake", "/data/lake"),
+        ("/data/a:b", "/data/a:b"),
+        ("./a:b/lake", "{here}/a:b/lake"),
+        ("lakes/s3:x", "{here}/lakes/s3:x"),
+        ("c:lake", "{here}/c:lake"),
+        ("s3://bucket", "s3://bucket"),
+        ("S3A://bucket/a:b/", "S3A://bucket/a:b"),
+        ("hdfs:///lake", "hdfs:///lake"),
+    ],
+)
+def test_an_address_of_a_lake_is_a_folder_or_a_complete_uri(
+    uri: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Lake(uri).uri == path.format(here=tmp_path)
+    check_lake_uri(uri, "lake")
