@@ -40,6 +40,16 @@ _LOCAL = re.compile(r"file:(?:/(?!/)|///+)", re.IGNORECASE)
 BUCKET_PREFIX = "fs.s3a.bucket."
 # The settings that name the environment variable of a credential.
 CREDENTIAL_SETTINGS = ("access_key_env", "secret_key_env", "session_token_env")
+# Options of delta-rs for S3, without the prefix `aws_`, and the settings that all clients read.
+_COVERED_OPTIONS = {
+    **dict.fromkeys(("endpoint", "endpoint_url", "endpoint_url_s3"), "endpoint"),
+    "allow_http": "endpoint",
+    **dict.fromkeys(("region", "default_region"), "region"),
+    "virtual_hosted_style_request": "path_style",
+    "access_key_id": "access_key_env",
+    "secret_access_key": "secret_key_env",
+    **dict.fromkeys(("session_token", "token"), "session_token_env"),
+}
 # A store with its own endpoint accepts any region.
 _ANY_REGION = "us-east-1"
 
@@ -52,6 +62,26 @@ def scheme_of(uri: str) -> str:
 def is_s3(uri: str) -> bool:
     """Return whether a URI is in an S3 store."""
     return scheme_of(uri) in S3_SCHEMES
+
+
+def check_delta_options(uri: str, options: Mapping[str, str]) -> None:
+    """Check that options of delta-rs are not settings that Arrow and Spark need too.
+
+    Args:
+        uri: the URI of the lake; only a lake in an S3 store has such settings.
+        options: the setting `storage_options`, whose values may be secrets.
+
+    Raises:
+        ConfigurationError: an option is a setting of `storage`. The error contains no value.
+    """
+    for option in options if is_s3(uri) else ():
+        setting = _COVERED_OPTIONS.get(option.lower().removeprefix("aws_"))
+        if setting is not None:
+            raise ConfigurationError(
+                reason=f"storage_options has {option}, which only one of the clients of an S3 "
+                f"store would read. Use storage.{setting} instead",
+                setting="storage_options",
+            )
 
 
 def without_file_scheme(uri: str) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.component_storage import StorageModel
+from pgcdc_assets.orchestration.project.code_location import load_defs_folders
+from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.storage import ACCESS_KEY, SECRET_KEY, Storage, check_lake_uri, storage_of
 
 AMAZON = {"aws_conditional_put": "etag", "aws_virtual_hosted_style_request": "true"}
@@ -194,3 +197,48 @@ def test_the_address_of_a_lake_has_no_credentials(uri: str) -> None:
     with pytest.raises(ConfigurationError, match=r"^lake contains credentials") as refused:
         check_lake_uri(uri, "lake")
     assert "esame" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "setting"),
+    [
+        ("endpoint", "endpoint"),
+        ("aws_endpoint", "endpoint"),
+        ("aws_endpoint_url", "endpoint"),
+        ("AWS_ENDPOINT_URL_S3", "endpoint"),
+        ("allow_http", "endpoint"),
+        ("AWS_ALLOW_HTTP", "endpoint"),
+        ("region", "region"),
+        ("aws_default_region", "region"),
+        ("aws_virtual_hosted_style_request", "path_style"),
+        ("aws_access_key_id", "access_key_env"),
+        ("Secret_Access_Key", "secret_key_env"),
+        ("AWS_SECRET_ACCESS_KEY", "secret_key_env"),
+        ("aws_session_token", "session_token_env"),
+        ("token", "session_token_env"),
+    ],
+)
+def test_an_option_that_only_delta_rs_would_read_is_refused(
+    option: str, setting: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "shop" / "defs.yaml"
+    file.parent.mkdir()
+    file.write_text(
+        "type: pgcdc_assets.PostgresCdcComponent\nattributes:\n  name: shop\n  publication: shop\n"
+        "  tables: [{name: shop.orders}]\n  lake: s3://bucket/lake\n"
+        f"  storage_options: {{{option}: sesame}}\n"
+    )
+    sentence = rf"storage_options has {option}, .* Use storage\.{setting} instead$"
+    for call in (
+        lambda: Lake("s3a://bucket/lake", {"timeout": "20s", option: "sesame"}),
+        lambda: load_defs_folders([tmp_path]),
+    ):
+        with pytest.raises(ConfigurationError, match=sentence) as caught:
+            call()
+        assert "sesame" not in str(caught.value)
+    assert Lake("gs://bucket/lake", {option: "x"}).delta_options == {option: "x"}
+
+
+def test_other_options_are_those_of_delta_rs() -> None:
+    options = Lake("s3://bucket/lake", {"timeout": "20s", "aws_imdsv1_fallback": "true"})
+    assert options.delta_options == AMAZON | {"timeout": "20s", "aws_imdsv1_fallback": "true"}

@@ -44,7 +44,7 @@ from pgcdc_assets.policies import (
     WindowPolicy,
 )
 from pgcdc_assets.settings import CdcCapture, CdcTable
-from pgcdc_assets.storage import check_lake_uri
+from pgcdc_assets.storage import check_delta_options, check_lake_uri
 from pgcdc_assets.table_selection import TableSelection
 
 
@@ -207,8 +207,9 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
     )
     storage_options: Options = Field(
         default={},
-        description="Further options of delta-rs for the object store. Dagster shows them: set "
-        "credentials as environment variables instead.",
+        description="Further options of delta-rs for the object store, such as `timeout`; for S3, "
+        "no settings of `storage`. Dagster shows them: set credentials as environment variables "
+        "instead.",
     )
     spark_remote: str | None = Field(
         default=None,
@@ -342,6 +343,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
         try:
             if self.lake is not None:
                 check_lake_uri(self.lake, "lake")
+                check_delta_options(self.lake, self.storage_options)
             capture = self.capture()
             postgres = PostgresResource(
                 capture=self.name, dsn_env=self.dsn_env, primary_dsn_env=self.primary_dsn_env

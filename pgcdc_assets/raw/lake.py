@@ -14,7 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.storage import Storage, check_lake_form, is_s3, without_file_scheme
+from pgcdc_assets.storage import (
+    Storage,
+    check_delta_options,
+    check_lake_form,
+    is_s3,
+    without_file_scheme,
+)
 
 ENVIRONMENT_VARIABLE = "PGCDC_LAKE"
 
@@ -30,12 +36,14 @@ class Lake:
     Attributes:
         uri: a local path (`~` and `file:///` are allowed) or an object-store URI (`s3://`, `gs://`,
             `abfss://`).
-        storage_options: options of delta-rs over those of `storage`.
+        storage_options: further options of delta-rs. For an S3 store, these are other options
+            than the settings of `storage`.
         storage: the settings of an S3 store.
 
     Raises:
         ConfigurationError: the path is empty, or contains characters that delta-rs rejects; or a
-            URI has no bucket, or has no `//` after its scheme.
+            URI has no bucket, or has no `//` after its scheme; or an option of an S3 store is a
+            setting of `storage`.
     """
 
     uri: str
@@ -44,6 +52,7 @@ class Lake:
 
     def __post_init__(self) -> None:
         check_lake_form(self.uri, "The lake")
+        check_delta_options(self.uri, self.storage_options)
         uri = without_file_scheme(self.uri)
         if not uri.strip():
             raise ConfigurationError(
