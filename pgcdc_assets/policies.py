@@ -13,6 +13,9 @@ from pgcdc_assets.variable_setting import check_variable_name
 
 MEGABYTE = 1024 * 1024
 
+# The longest retention. Subtracting more days from today ends at a date before year 1.
+LONGEST_DAYS = 36_500
+
 # What happens after a schema change (`on_schema_change`). FOLLOW: the SCD tables follow, and a
 # change that the stream cannot replay causes an automatic re-snapshot. ASK: such a change stops the
 # table until a person takes a new snapshot. STOP: every schema change stops the table.
@@ -332,7 +335,8 @@ class RetentionPolicy:
 
     Attributes:
         raw_days: raw windows that are merged into all tables are removed this many days after their
-            last commit; None: raw windows are never removed.
+            last commit; None: raw windows are never removed. Every retention has 36,500 days at
+            most.
         old_version_hours: hours for which files that a merge has replaced are kept for readers of
             older versions; 1 or more.
         old_version_days: the same in days; 1 or more. If set, `old_version_hours` is ignored.
@@ -352,10 +356,17 @@ class RetentionPolicy:
     schedule: str = "17 3 * * *"
 
     def __post_init__(self) -> None:
-        for name in ("raw_days", "replaced_ratio", "record_days"):
+        if not self.replaced_ratio >= 0:
+            raise ConfigurationError(reason="retention.replaced_ratio must not be negative")
+        for name, remedy in (
+            ("raw_days", "Omit the setting to keep every window"),
+            ("record_days", "Set null to keep every record"),
+        ):
             value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise ConfigurationError(reason=f"retention.{name} must not be negative")
+            if value is not None and not 0 <= value <= LONGEST_DAYS:
+                raise ConfigurationError(
+                    reason=f"retention.{name} must be between 0 and {LONGEST_DAYS} days. {remedy}"
+                )
         for name in ("old_version_hours", "old_version_days"):
             value = getattr(self, name)
             if value is not None and not value >= 1:
@@ -363,6 +374,12 @@ class RetentionPolicy:
                     reason=f"retention.{name} must be 1 or more, not {value:g}: merges and checks "
                     "read the version of their start"
                 )
+        if not self.keep_hours <= LONGEST_DAYS * 24:
+            raise ConfigurationError(
+                reason=f"retention.old_version_days must be at most {LONGEST_DAYS}, and "
+                f"retention.old_version_hours {LONGEST_DAYS * 24}. Set a number: no value keeps "
+                "replaced files without a limit"
+            )
 
     @property
     def keep_hours(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import fields
 from typing import Any
 
@@ -175,6 +176,37 @@ def test_windows_without_a_size_are_refused() -> None:
 def test_the_retention_of_old_versions_has_a_minimum(unit: str, count: float) -> None:
     options: dict[str, Any] = {unit: count}
     with pytest.raises(ConfigurationError, match=rf"retention\.{unit} must be 1 or more"):
+        RetentionPolicy(**options)
+
+
+@pytest.mark.parametrize(
+    ("setting", "remedy"),
+    [
+        ("raw_days", "days. Omit the setting to keep every window"),
+        ("record_days", "days. Set null to keep every record"),
+        ("old_version_days", "Set a number: no value keeps replaced files without a limit"),
+        ("old_version_hours", "Set a number: no value keeps replaced files without a limit"),
+    ],
+)
+def test_a_retention_that_reaches_before_the_first_year_is_refused(
+    setting: str, remedy: str
+) -> None:
+    longest = 36_500 * (24 if setting == "old_version_hours" else 1)
+    accepted: dict[str, Any] = {setting: longest}
+    policy = RetentionPolicy(**accepted)
+    for days in (policy.raw_days, policy.record_days, policy.keep_hours / 24):
+        assert dt.datetime.now(dt.UTC) - dt.timedelta(days=days or 0)
+    for count in (longest + 0.5, 999_999 * 24, float("inf")):
+        refused: dict[str, Any] = {setting: count}
+        with pytest.raises(ConfigurationError, match=rf"retention\.{setting} .*{remedy}$"):
+            RetentionPolicy(**refused)
+
+
+@pytest.mark.parametrize("setting", ["raw_days", "record_days"])
+@pytest.mark.parametrize("count", [-1, float("nan")])
+def test_a_retention_is_a_number_of_days(setting: str, count: float) -> None:
+    options: dict[str, Any] = {setting: count}
+    with pytest.raises(ConfigurationError, match=rf"retention\.{setting} must be between 0 and"):
         RetentionPolicy(**options)
 
 

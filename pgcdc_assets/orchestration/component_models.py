@@ -57,7 +57,7 @@ class RetentionModel(dg.Model, Resolvable):
     raw_days: float | None = Field(
         default=None,
         description="Raw windows that are merged into every table are deleted this long after "
-        "their last commit. Unset: every window is kept.",
+        "their last commit; at most 36500. Unset: every window is kept.",
     )
     old_version_hours: float = Field(
         default=RetentionPolicy.old_version_hours,
@@ -77,7 +77,7 @@ class RetentionModel(dg.Model, Resolvable):
         default=RetentionPolicy.record_days,
         description="Dagster's records of the capture are deleted after so many days: runs with "
         "their events and logs, observations, and results of checks. Records of windows with a "
-        "partition key are kept. `null`: records are never deleted.",
+        "partition key are kept. At most 36500; `null`: records are never deleted.",
     )
     schedule: str = Field(
         default=RetentionPolicy.schedule,
