@@ -162,7 +162,8 @@ class Storage:
         session_token_env: the environment variable with the token of temporary credentials.
 
     The default variables are those of Amazon's tools. If they are not set, the clients look for
-    credentials as Amazon's tools do: a web identity, a container's or a machine's role.
+    credentials as Amazon's tools do: a web identity, a profile, a container's or a machine's role.
+    Spark does so if this package has started the session or the server.
 
     Raises:
         ConfigurationError: a setting of a credential is not the name of a variable.
@@ -197,6 +198,9 @@ class Storage:
             names = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
             found = zip(names, self.credentials(), strict=True)
             options.update({name: value for name, value in found if value})
+        elif endpoint and self.credentials()[0] is None:
+            # For a store with its own endpoint, delta-rs does not read profiles by default.
+            options["aws_force_credential_load"] = "true"
         return options
 
     def spark_options(self, uri: str) -> dict[str, str]:

@@ -18,6 +18,7 @@ URL = "https://s3.example.com"
 COMPATIBLE = {
     **AMAZON,
     "aws_endpoint_url": URL,
+    "aws_force_credential_load": "true",
     "aws_region": "us-east-1",
     "aws_virtual_hosted_style_request": "false",
 }
@@ -104,6 +105,7 @@ def test_the_variables_of_amazons_tools_are_used_without_settings(
     monkeypatch.setenv("AWS_SESSION_TOKEN", "token-2")
     assert storage.credentials() == ("key-2", "secret-2", "token-2")
     options = {**storage.delta_options(), **storage.spark_options("s3://bucket/lake")}
+    assert "aws_force_credential_load" not in options, "the variables have the keys"
     assert not {"key-2", "secret-2", "token-2"} & set(options.values())
     named = storage_of({"endpoint": "https://mine.example.com", "region": "eu-north-1"})
     assert named.delta_options()["aws_endpoint_url"] == "https://mine.example.com"

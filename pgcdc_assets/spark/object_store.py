@@ -33,12 +33,23 @@ S3_EXCLUDES = "software.amazon.awssdk:bundle,org.wildfly.openssl:wildfly-openssl
 
 LOG_STORE = "spark.delta.logStore.s3.impl"
 _S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
+# Where S3A looks for credentials: the settings of a bucket, then the places of Amazon's SDK in its
+# order. Hadoop's default list has neither a web identity nor a profile.
+_PROVIDERS = (
+    "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider",
+    "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
+    "software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider",
+    "software.amazon.awssdk.auth.credentials.WebIdentityTokenFileCredentialsProvider",
+    "software.amazon.awssdk.auth.credentials.ProfileCredentialsProvider",
+    "org.apache.hadoop.fs.s3a.auth.IAMInstanceCredentialsProvider",
+)
 _PACKAGES, _EXCLUDES, _JARS = "spark.jars.packages", "spark.jars.excludes", "spark.jars"
 
 # Settings of every S3A. A cut connection or a busy server is retried within about a minute; the
 # default takes many minutes until a merge fails and is started again.
 _S3A_OPTIONS: Mapping[str, str] = {
     "spark.hadoop.fs.s3.impl": _S3A,
+    "spark.hadoop.fs.s3a.aws.credentials.provider": ",".join(_PROVIDERS),
     "spark.hadoop.fs.s3a.attempts.maximum": "3",
     "spark.hadoop.fs.s3a.retry.limit": "5",
     "spark.hadoop.fs.s3a.connection.establish.timeout": "10s",

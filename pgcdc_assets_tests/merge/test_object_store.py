@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from pgcdc_assets.raw.delta_log import commit_path
 from pgcdc_assets.raw.files import filesystem, write_file
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.storage import ACCESS_KEY, SECRET_KEY
 from pgcdc_assets.tables.state import read_watermark, table_path
 from pgcdc_assets_tests.support.merge.races import RACES
 from pgcdc_assets_tests.support.merge.small_tables import merge_by_spark
@@ -28,6 +31,20 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 @pytest.fixture
 def store_zone(s3_lake: Lake) -> RawZone:
     return RawZone(Lake(s3_lake.uri, {"timeout": "5s", "retry_timeout": "10s"}), "test")
+
+
+@pytest.fixture
+def profile(store_proxy: StoreProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials in a profile of Amazon's tools only; no service of a machine is asked."""
+    names = {"aws_access_key_id": ACCESS_KEY, "aws_secret_access_key": SECRET_KEY}
+    lines = [f"{name} = {os.environ[variable]}\n" for name, variable in names.items()]
+    file = tmp_path / "credentials"
+    file.write_text(f"[lake]\n{''.join(lines)}")
+    for variable in names.values():
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    monkeypatch.setenv("AWS_PROFILE", "lake")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
 
 @pytest.fixture
@@ -54,6 +71,21 @@ def read_by_delta_rs(kind: str, zone: RawZone) -> list[tuple[Any, ...]]:
     found = QueryBuilder().register("t", table).execute(f"select {RACES[kind].columns} from t")
     columns = [column.to_pylist() for column in found.read_all().columns]
     return sorted(zip(*columns, strict=True))
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("profile")
+def test_arrow_delta_rs_and_spark_find_the_credentials_of_a_profile(
+    kind: str, store_zone: RawZone, merges: StoreMerges
+) -> None:
+    race = RACES[kind]
+    landing = race.land_snapshot(store_zone)
+    assert merges.merge(kind, landing.windows[-1]) == ""
+    for changes in (race.first, race.second):
+        assert merges.merge(kind, landing.land(changes)) == ""
+    assert merges.contents(kind) == race.outcome
+    assert read_by_delta_rs(kind, store_zone)
 
 
 @pytest.mark.sampled

@@ -21,6 +21,7 @@ from pgcdc_assets.spark.jars import find_jars, spark_jars
 from pgcdc_assets.spark.object_store import HADOOP, check_reachable, start_options
 from pgcdc_assets_tests.support.object_store import StoreProxy
 
+PROVIDERS = "spark.hadoop.fs.s3a.aws.credentials.provider"
 # Commits of each driver.
 _COMMITS = 100
 
@@ -107,6 +108,8 @@ def test_only_a_lake_in_s3_needs_more_jars(tmp_path: Path) -> None:
     found = start_options([str(tmp_path), "s3a://bucket/lake"], conf)
     assert found["spark.jars.packages"].startswith("delta,org.apache.hadoop:hadoop-aws:")
     assert found["spark.delta.logStore.s3.impl"] == logstore.CLASS
+    assert "ProfileCredentialsProvider" in found[PROVIDERS]
+    assert start_options(["s3://bucket/lake"], {PROVIDERS: "mine"})[PROVIDERS] == "mine"
 
 
 @pytest.mark.parametrize(
