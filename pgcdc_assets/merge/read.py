@@ -11,6 +11,7 @@ from pgcdc_assets.raw.scan import change_files
 from pgcdc_assets.raw.schema import CHANGES
 from pgcdc_assets.raw.snapshots import Snapshot, SnapshotStore
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.spark.parquet import read_parquet
 from pgcdc_assets.spark.sql import schema_ddl, string, timestamp
 from pgcdc_assets.tables.properties import RELATION_ID, RELATION_VERSION
 from pgcdc_assets.tables.source_columns import TableColumn, read_table_columns, source_prefix
@@ -110,5 +111,5 @@ def read_changes(
             f"commit_lsn >= {lsn} AND (commit_lsn > {lsn} OR (commit_lsn = {lsn} "
             f"AND ordinal > {ordinal}))"
         )
-    rows = spark.read.schema(_RAW).parquet(*files.addresses)
+    rows = read_parquet(spark, files.addresses, _RAW)
     return rows.where(" AND ".join(conditions)).select(*_READ)

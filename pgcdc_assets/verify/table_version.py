@@ -18,6 +18,7 @@ from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.spark.parquet import read_parquet
 from pgcdc_assets.tables.deleted_rows import deleted_rows, file_name
 from pgcdc_assets.tables.fence import read_watermarks
 from pgcdc_assets.tables.properties import (
@@ -149,8 +150,7 @@ def read_pinned(session: SparkSession, pinned: TableVersion, *, is_small: bool) 
     rows = read_version(session, TargetVersion(pinned.path, pinned.version))
     if not is_small or not pinned.files:
         return rows
-    reader = session.read.schema(rows.schema).option("basePath", pinned.path)
-    return reader.parquet(*pinned.files)
+    return read_parquet(session, pinned.files, rows.schema, base_path=pinned.path)
 
 
 def _plain_files(table: DeltaTable, path: str, files: pa.Table) -> tuple[str, ...] | None:

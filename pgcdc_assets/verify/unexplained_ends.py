@@ -23,6 +23,7 @@ from pgcdc_assets.raw.scan import change_files
 from pgcdc_assets.raw.schema import CHANGES
 from pgcdc_assets.raw.table_ends import find_table_ends
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.spark.parquet import read_parquet
 from pgcdc_assets.spark.sql import schema_ddl
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.verify.table_version import TableVersion
@@ -107,8 +108,7 @@ def read_leaving_changes(
         versions += [version for relation_id in own for version in relations.versions(relation_id)]
     changes_key = f"op = 'U' AND old_kind IS NOT NULL AND {_key_changes(versions, judged.key)}"
     return (
-        session.read.schema(_RAW)
-        .parquet(*sorted(files))
+        read_parquet(session, sorted(files), _RAW)
         .where(f"{within} AND {_any(ids)} AND (op IN ('D', 'T') OR ({changes_key}))")
         .selectExpr("commit_lsn", "op = 'T' AS is_truncate")
     )

@@ -1,0 +1,79 @@
+"""Lakes in a folder whose name is a glob pattern of Spark."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pgcdc_assets.merge import MergeReport, merge_tables
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.verify import check_all
+from pgcdc_assets_tests.support.merge.history import (
+    Landing,
+    column,
+    delete,
+    insert,
+    relation,
+    update,
+)
+from pgcdc_assets_tests.support.merge.one_table import merge
+from pgcdc_assets_tests.support.merge.small_tables import merge_by_spark
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+_COLUMNS = (column("id"), column("v", "text"))
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize(
+    ("name", "sibling", "without_key", "row_count"),
+    [
+        ("a{b}c", "other", "bag", 3),
+        ("lake*", "lake_backup", "bag", 3),
+        ("lake?", "lake2", "log", 5),
+    ],
+    ids=["braces", "star", "one"],
+)
+def test_each_change_of_a_table_without_a_key_is_read_once(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    sibling: str,
+    without_key: str,
+    row_count: int,
+) -> None:
+    """The names of the siblings of `lake*` and `lake?` match these patterns."""
+    merge_by_spark(monkeypatch)
+    zone = RawZone(Lake(str(tmp_path / name)), "test")
+    landing = Landing(zone, [relation(*_COLUMNS, key=(), identity="f")])
+    landing.begin([["1", "same"]] * 2)
+    landing.land([insert("1", "same"), insert("2", "x"), delete("2", "x", old_kind="O")])
+    shutil.copytree(zone.lake.uri, tmp_path / sibling)
+    path = merge(spark, landing, CdcTable("shop", "items", without_key=without_key)).path
+    assert spark.read.format("delta").load(path).count() == row_count
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize(
+    ("name", "sibling"), [("a{b}c", "other"), ("lake*", "lake_backup")], ids=["braces", "star"]
+)
+def test_a_check_reads_the_files_of_its_own_lake(
+    spark: SparkSession, tmp_path: Path, name: str, sibling: str
+) -> None:
+    zone = RawZone(Lake(str(tmp_path / name)), "test")
+    landing = Landing(zone, [relation(*_COLUMNS)])
+    landing.begin([["1", "a"], ["2", "b"]])
+    landing.land([update("1", "c"), delete("2", None)])
+    both = CdcTable("shop", "items", scd=(1, 2))
+    for report in merge_tables(spark, zone, [both], landing.windows[-1]):
+        assert isinstance(report, MergeReport), report.error
+    shutil.copytree(zone.lake.uri, tmp_path / sibling)
+    found = [check_all(spark, zone, both, scd) for scd in (1, 2)]
+    assert all(each.is_sound for each in found), found
+    assert [each.row_count for each in found] == [1, 3]
