@@ -56,7 +56,8 @@ def maintain_raw_zone(
         zone: the raw zone.
         minimum_files: compact if `raw/changes` has at least so many small files.
         minimum_log_entries: clean up the log, and delete unreferenced files, if `raw/changes` has
-            at least so many log entries that are not in `raw/windows`.
+            at least so many log entries that are not in `raw/windows`. Before the first window,
+            clean up `raw/definitions` and `raw/table_list` if they have so many versions.
 
     Raises:
         TransientError: the lake could not be written. No row is lost; the next call continues.
@@ -71,7 +72,7 @@ def maintain_raw_zone(
 def _maintain(zone: RawZone, minimum_files: int, minimum_log_entries: int) -> RawMaintenanceReport:
     table = zone.changes.table.load()
     if table is None:
-        return RawMaintenanceReport()
+        return RawMaintenanceReport(files_removed=_clean_before_windows(zone, minimum_log_entries))
     try:
         merged = sum(report.files_before for report in zone.changes.compact(minimum_files, table))
     except (PgcdcError, DeltaError, OSError, pa.ArrowException):
@@ -80,6 +81,21 @@ def _maintain(zone: RawZone, minimum_files: int, minimum_log_entries: int) -> Ra
     if merged:
         table.update_incremental()
     return _shorten(zone, table, merged, minimum_log_entries)
+
+
+def _clean_before_windows(zone: RawZone, minimum_log_entries: int) -> int:
+    """Clean up the tables that grow before the first window: the results of looks at the catalog.
+
+    Returns:
+        Number of deleted files.
+    """
+    removed = 0
+    for part in (zone.definitions.table, zone.table_list.table):
+        loaded = part.load()
+        if loaded is not None and loaded.version() >= minimum_log_entries:
+            shorten_log(part.lake, part.uri, loaded)
+            removed += _vacuum(part)
+    return removed
 
 
 def _shorten(

@@ -130,16 +130,19 @@ class TableListStore:
     def replace(self, base: TableList, digest: str, tables: Sequence[ListedTable]) -> bool:
         """Replace the list that `read` has returned.
 
+        An empty list after an empty list is not stored. An empty list has no row with a digest, so
+        each later look at the catalog would store the list again.
+
         Returns:
             False if another process has stored a list after `base` was read. Nothing is stored.
 
         Raises:
             TransientError: the lake cannot be written.
         """
+        if not base.tables and not tables:
+            return True
         loaded = base.loaded
         if loaded is None:
-            if not tables:
-                return True
             loaded = self.table.load_or_create()
             if loaded.version() > 0:
                 return False

@@ -20,7 +20,9 @@ from pgcdc_assets.raw.files import push_to_disk
 from pgcdc_assets.raw.maintenance import RawMaintenanceReport, maintain_raw_zone
 from pgcdc_assets.raw.scan import DataFile, scan
 from pgcdc_assets.raw.table import DELETED_FILE_RETENTION, MARK, RawTable
+from pgcdc_assets.raw.table_list import ListedTable
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.raw.rows import batch, change, landed, relation, transaction, window
 
 
@@ -145,6 +147,22 @@ def test_maintenance_removes_orphans_of_all_tables_and_nothing_else(zone: RawZon
         assert "part-old.parquet" not in names
     assert len(zone.changes.windows(1)) == 4
     assert len(zone.relations.versions(1)) == len(zone.snapshots.complete_snapshots(1)) == 1
+
+
+def test_maintenance_cleans_up_the_list_of_tables_before_the_first_window(zone: RawZone) -> None:
+    store = zone.table_list
+    for number in range(30):
+        assert store.replace(store.read(), "", [ListedTable(TableName("s", "t"), number)])
+    folder = Path(store.table.uri)
+    Path(folder, "part-old.parquet").write_bytes(b"x")
+    make_old(folder, days=8)
+    assert maintain_raw_zone(zone) == RawMaintenanceReport()
+
+    report = maintain_raw_zone(zone, minimum_log_entries=1)
+
+    assert report == RawMaintenanceReport(files_removed=1)
+    assert len(list(folder.glob("_delta_log/*.json"))) <= 3
+    assert [table.relation_id for table in store.read().tables] == [29]
 
 
 def test_compaction_does_not_mix_epochs(zone: RawZone) -> None:

@@ -97,3 +97,16 @@ def test_one_of_two_processes_stores_its_list(lake: Lake) -> None:
     assert (found.digest, found.tables, found.declared) == ("3", (left, odd), [A])
     assert store.replace(found, "5", [])
     assert store.read().tables == ()
+
+
+def test_an_empty_list_is_stored_once(lake: Lake) -> None:
+    """The capture looks at the catalog each minute."""
+    store = RawZone(lake, "t").table_list
+    assert store.replace(store.read(), "1", [ListedTable(A, 1)])
+    for _ in range(3):
+        assert store.replace(store.read(), "2", [])
+    found = store.read()
+    assert found.loaded is not None
+    assert found.loaded.version() == 2
+    assert store.replace(found, "3", [ListedTable(A, 1)])
+    assert store.read().declared == [A]

@@ -94,6 +94,21 @@ def test_the_list_has_what_the_publication_can_send(database: Database, lake: La
     assert states(RawZone(lake, NAME).table_list.read()) == found
 
 
+def test_a_list_without_tables_is_stored_once(database: Database, lake: Lake) -> None:
+    database.execute("create table a (id int primary key); create publication pub for all tables")
+    assert states(refresh(database, lake)) == {"public.a": "followed"}
+    database.execute("drop table a")
+    versions = []
+    for _ in range(3):
+        assert states(refresh(database, lake)) == {}
+        loaded = RawZone(lake, NAME).table_list.read().loaded
+        assert loaded is not None
+        versions.append(loaded.version())
+    assert versions == [2, 2, 2]
+    database.execute("create table b (id int primary key)")
+    assert states(refresh(database, lake)) == {"public.b": "followed"}
+
+
 @pytest.mark.every_pg(since=15)
 def test_the_list_follows_the_tables_of_a_published_schema(database: Database, lake: Lake) -> None:
     database.execute(
