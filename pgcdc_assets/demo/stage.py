@@ -3,8 +3,8 @@
 All state is in `.pgcdc`, in the clone or else in the current folder. A demonstration continues with
 the existing state. A demonstration with an S3 lake has its own state in `.pgcdc/s3`, because a slot
 belongs to one lake. This process ignores the settings of a user's own pipeline (PGCDC_DSN,
-PGCDC_LAKE, DAGSTER_HOME and so on), so the demonstration does not touch another database, lake or
-Dagster instance.
+PGCDC_LAKE, DAGSTER_HOME, PGSSLMODE and so on), so the demonstration does not touch another
+database, lake or Dagster instance.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +44,8 @@ _PUT_ASIDE = (
     "DAGSTER_HOME",
     "AWS_SESSION_TOKEN",
 )
+# Variables of libpq that apply where a connection string has no parameter: TLS, options, a service.
+_OF_LIBPQ, _OWN = "PG", "PGCDC_"
 
 # Where the lake of a demonstration is.
 FOLDER, S3 = "folder", "s3"
@@ -66,8 +68,19 @@ def choose_lake(kind: str) -> None:
     for name in _PUT_ASIDE:
         if os.environ.pop(name, None):
             say(f"{name} is ignored, because the demonstration sets it")
+    _ignore(
+        "its own Postgres server",
+        [name for name in os.environ if name.startswith(_OF_LIBPQ) and not name.startswith(_OWN)],
+    )
     if kind == S3:
         os.environ[STATE_VARIABLE] = str(state_folder() / S3)
+
+
+def _ignore(reason: str, names: Sequence[str]) -> None:
+    """Remove variables from the environment, because the demonstration uses its own server."""
+    for name in sorted(names):
+        if os.environ.pop(name):
+            say(f"{name} is ignored, because the demonstration uses {reason}")
 
 
 @contextmanager

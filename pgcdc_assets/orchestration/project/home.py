@@ -24,6 +24,12 @@ STATE_VARIABLE = "PGCDC_STATE"
 EMBEDDED_SPARK = "local"
 EMBEDDED_DATABASE = "shop"
 
+# Parameters that PGHOSTADDR, PGSSLMODE and so on, which are for another server, would otherwise set.
+_EMBEDDED_SERVER = (
+    "host=127.0.0.1 hostaddr=127.0.0.1 sslmode=disable gssencmode=disable channel_binding=disable "
+    "target_session_attrs=any"
+)
+
 _PACKAGE = Path(__file__).resolve().parents[2]
 
 
@@ -114,7 +120,7 @@ def embedded_conninfo(data_dir: Path) -> str:
             f"run: set {DSN_VARIABLE} to your database's libpq URI, or start the sample shop with "
             "`python -m pgcdc_assets.demo dev`"
         ) from None
-    return f"host=127.0.0.1 port={port} dbname={EMBEDDED_DATABASE} user=postgres"
+    return f"{_EMBEDDED_SERVER} port={port} dbname={EMBEDDED_DATABASE} user=postgres"
 
 
 def prepare_home() -> Path:

@@ -1,0 +1,54 @@
+"""The stage of a demonstration in the environment of a user with a pipeline of their own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pgcdc_assets.demo import shop
+from pgcdc_assets.demo.stage import FOLDER, choose_lake, stage
+from pgcdc_assets.orchestration.project.home import STATE_VARIABLE, embedded_conninfo
+from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+
+pytestmark = pytest.mark.postgres
+
+# A Postgres server that is not that of the demonstration.
+_OTHER_SERVER = {
+    "PGHOSTADDR": "192.0.2.1",
+    "PGSSLMODE": "require",
+    "PGCHANNELBINDING": "require",
+    "PGTARGETSESSIONATTRS": "standby",
+    "PGOPTIONS": "-c default_transaction_read_only=on",
+}
+
+
+@pytest.fixture
+def environment() -> Iterator[None]:
+    """Restore the environment, libpq's included, after the test."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.mark.usefixtures("environment")
+def test_the_shop_opens_beside_settings_of_another_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.environ.update(_OTHER_SERVER, PGSERVICE="of_work", PGCDC_DSN="host=nowhere.invalid")
+    choose_lake(FOLDER)
+    os.environ[STATE_VARIABLE] = str(tmp_path / "state")
+    with stage(FOLDER, fresh=False, scale=0.01) as opened:
+        assert shop.exists(opened.conninfo)
+        os.environ.update(_OTHER_SERVER)
+        # The commands of a user in this folder.
+        settings = ConnectionSettings(embedded_conninfo(opened.server.data_dir))
+        with query_connection(settings, "test") as conn, conn.cursor() as cursor:
+            cursor.execute("select count(*) from shop.customers")
+            assert cursor.fetchone() != (0,)
+    said = capsys.readouterr().out
+    assert "PGSSLMODE is ignored, because the demonstration uses its own Postgres server" in said
+    assert not opened.server.is_running
