@@ -3,8 +3,8 @@
 All state is in `.pgcdc`, in the clone or else in the current folder. A demonstration continues with
 the existing state. A demonstration with an S3 lake has its own state in `.pgcdc/s3`, because a slot
 belongs to one lake. This process ignores the settings of a user's own pipeline (PGCDC_DSN,
-PGCDC_LAKE, DAGSTER_HOME, PGSSLMODE and so on), so the demonstration does not touch another
-database, lake or Dagster instance.
+PGCDC_LAKE, DAGSTER_HOME, PGSSLMODE, with an S3 lake AWS_PROFILE, and so on). The demonstration
+therefore does not touch another database, lake or Dagster instance.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ _PUT_ASIDE = (
     SPARK_VARIABLE,
     STATE_VARIABLE,
     "DAGSTER_HOME",
-    "AWS_SESSION_TOKEN",
 )
 # Variables of libpq that apply where a connection string has no parameter: TLS, options, a service.
 _OF_LIBPQ, _OWN = "PG", "PGCDC_"
+# Variables of Amazon's tools: an endpoint, a profile, a token, certificates.
+_OF_AMAZON = "AWS_"
 
 # Where the lake of a demonstration is.
 FOLDER, S3 = "folder", "s3"
@@ -73,6 +74,7 @@ def choose_lake(kind: str) -> None:
         [name for name in os.environ if name.startswith(_OF_LIBPQ) and not name.startswith(_OWN)],
     )
     if kind == S3:
+        _ignore("its own S3 server", [name for name in os.environ if name.startswith(_OF_AMAZON)])
         os.environ[STATE_VARIABLE] = str(state_folder() / S3)
 
 

@@ -36,7 +36,8 @@ class StorageModel(dg.Model, Resolvable):
 
     endpoint: str = Field(
         default=Storage.endpoint,
-        description="URL of a compatible store. Unset: `AWS_ENDPOINT_URL`, else Amazon's.",
+        description="URL of a compatible store. Unset: `AWS_ENDPOINT_URL_S3` or "
+        "`AWS_ENDPOINT_URL`, else Amazon's.",
     )
     region: str = Field(
         default=Storage.region,

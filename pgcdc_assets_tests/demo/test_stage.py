@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from pgcdc_assets.demo import shop
-from pgcdc_assets.demo.stage import FOLDER, choose_lake, stage
+from pgcdc_assets.demo.stage import FOLDER, S3, choose_lake, stage
 from pgcdc_assets.orchestration.project.home import STATE_VARIABLE, embedded_conninfo
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.storage import Storage
 
 pytestmark = pytest.mark.postgres
 
@@ -52,3 +55,27 @@ def test_the_shop_opens_beside_settings_of_another_server(
     said = capsys.readouterr().out
     assert "PGSSLMODE is ignored, because the demonstration uses its own Postgres server" in said
     assert not opened.server.is_running
+
+
+@pytest.mark.usefixtures("environment", "object_store")
+def test_the_lake_is_in_the_store_of_the_demonstration(tmp_path: Path) -> None:
+    os.environ.update(
+        {
+            "AWS_ENDPOINT_URL_S3": "https://s3.example.com",
+            "AWS_PROFILE": "work",
+            "AWS_CA_BUNDLE": str(tmp_path / "none.pem"),
+            "AWS_SESSION_TOKEN": "of-work",
+            "AWS_DEFAULT_REGION": "eu-central-1",
+        }
+    )
+    choose_lake(S3)
+    os.environ[STATE_VARIABLE] = str(tmp_path / "state")
+    with stage(S3, fresh=False, scale=0.01):
+        names = {name for name in os.environ if name.startswith("AWS_")}
+        assert names == {
+            *("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+        }
+        assert Storage().found_endpoint == os.environ["AWS_ENDPOINT_URL"]
+        assert Storage().found_endpoint.startswith("http://127.0.0.1:")
+        lake = Lake.from_environment("")
+        assert RawZone(lake, "shop").epochs.latest() is None
