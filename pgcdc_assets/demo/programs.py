@@ -14,11 +14,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import pwd
+import signal
 import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Mapping
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,14 +63,18 @@ def find_binaries(version: int) -> Path:
 
 
 def run_program(path: Path, *arguments: str) -> tuple[int, str]:
-    """Run one of Postgres's programs; return its exit status and its output."""
+    """Run one of Postgres's programs; return its exit status and its output.
+
+    An interrupt is raised after the end of the program. An interrupted initdb would leave a part
+    of a cluster, and an interrupted pg_ctl a server that no later call finds.
+    """
     identity: dict[str, Any] = {}
     if os.geteuid() == 0:
         user = _system_user()
         identity = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
     environment = {name: value for name, value in os.environ.items() if name[:2] != "PG"}
     # Use a file, because a server inherits the output and would keep a pipe open.
-    with tempfile.TemporaryFile("w+") as output:
+    with tempfile.TemporaryFile("w+") as output, _interrupts_deferred():
         status = subprocess.run(
             [str(path), *arguments],
             cwd="/",
@@ -76,10 +83,32 @@ def run_program(path: Path, *arguments: str) -> tuple[int, str]:
             stdout=output,
             stderr=subprocess.STDOUT,
             check=False,
+            # Ctrl-C signals all processes of the terminal's foreground group.
+            start_new_session=True,
             **identity,
         ).returncode
         output.seek(0)
         return status, output.read().strip()
+
+
+@contextmanager
+def _interrupts_deferred() -> Iterator[None]:
+    """Handle SIGINT and SIGTERM after the block. Python handles signals in the main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: set[int] = set()
+    before = {
+        number: signal.signal(number, lambda number, _: received.add(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for each in received:
+            signal.raise_signal(each)
 
 
 def make_reachable(bin_dir: Path, own_folders: Collection[Path]) -> None:

@@ -108,9 +108,10 @@ def stage(kind: str, *, fresh: bool, scale: float) -> Iterator[Stage]:
             for leftover in ("lake", "dagster", "object-store"):
                 shutil.rmtree(folder / leftover, ignore_errors=True)
         say(f"Starting Postgres {server.version} in {server.data_dir}")
-        with print_progress(lambda: "Postgres starts"):
-            server.start()
         try:
+            # An interrupted start leaves a running server.
+            with print_progress(lambda: "Postgres starts"):
+                server.start()
             with _object_store(folder / "object-store") if kind == S3 else nullcontext():
                 with print_progress(lambda: "the shop opens"):
                     _open_shop(server, scale)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pgcdc_assets.demo import shop
+from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.demo.stage import FOLDER, S3, choose_lake, stage
 from pgcdc_assets.orchestration.project.home import STATE_VARIABLE, embedded_conninfo
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.storage import Storage
+from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = pytest.mark.postgres
 
@@ -79,3 +84,36 @@ def test_the_lake_is_in_the_store_of_the_demonstration(tmp_path: Path) -> None:
         assert Storage().found_endpoint.startswith("http://127.0.0.1:")
         lake = Lake.from_environment("")
         assert RawZone(lake, "shop").epochs.latest() is None
+
+
+@pytest.mark.parametrize("moment", ["PG_VERSION", "pgcdc.conf", "postmaster.pid"])
+def test_ctrl_c_while_postgres_starts_leaves_no_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """An interrupt of initdb, of pg_ctl before the server has its pid file, and after it."""
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "state"))
+    folder = tmp_path / "state" / "postgres"
+
+    def interrupt() -> None:
+        wait_until((folder / moment).exists, moment, limit_seconds=60, poll_seconds=0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt), stage(FOLDER, fresh=False, scale=0.01):
+        pass
+    thread.join()
+    assert not servers_in(folder)
+    # The next start has a whole cluster.
+    with EmbeddedServer(folder) as server:
+        assert server.is_running
+    assert not servers_in(folder)
+
+
+def servers_in(folder: Path) -> list[int]:
+    """Return the processes of Postgres whose command line has the folder."""
+    return [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if any(str(folder) in word for word in process.info["cmdline"] or ())
+    ]
