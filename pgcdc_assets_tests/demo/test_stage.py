@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,13 @@ _OTHER_SERVER = {
 
 
 @pytest.fixture
+def state() -> Iterator[Path]:
+    """A state folder. The user of the server cannot reach `tmp_path` if another pytest starts."""
+    with tempfile.TemporaryDirectory(prefix="pgcdc-test-stage-") as folder:
+        yield Path(folder, "state")
+
+
+@pytest.fixture
 def environment() -> Iterator[None]:
     """Restore the environment, libpq's included, after the test."""
     before = dict(os.environ)
@@ -44,11 +52,11 @@ def environment() -> Iterator[None]:
 
 @pytest.mark.usefixtures("environment")
 def test_the_shop_opens_beside_settings_of_another_server(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     os.environ.update(_OTHER_SERVER, PGSERVICE="of_work", PGCDC_DSN="host=nowhere.invalid")
     choose_lake(FOLDER)
-    os.environ[STATE_VARIABLE] = str(tmp_path / "state")
+    os.environ[STATE_VARIABLE] = str(state)
     with stage(FOLDER, fresh=False, scale=0.01) as opened:
         assert shop.exists(opened.conninfo)
         os.environ.update(_OTHER_SERVER)
@@ -63,18 +71,18 @@ def test_the_shop_opens_beside_settings_of_another_server(
 
 
 @pytest.mark.usefixtures("environment", "object_store")
-def test_the_lake_is_in_the_store_of_the_demonstration(tmp_path: Path) -> None:
+def test_the_lake_is_in_the_store_of_the_demonstration(state: Path) -> None:
     os.environ.update(
         {
             "AWS_ENDPOINT_URL_S3": "https://s3.example.com",
             "AWS_PROFILE": "work",
-            "AWS_CA_BUNDLE": str(tmp_path / "none.pem"),
+            "AWS_CA_BUNDLE": str(state / "none.pem"),
             "AWS_SESSION_TOKEN": "of-work",
             "AWS_DEFAULT_REGION": "eu-central-1",
         }
     )
     choose_lake(S3)
-    os.environ[STATE_VARIABLE] = str(tmp_path / "state")
+    os.environ[STATE_VARIABLE] = str(state)
     with stage(S3, fresh=False, scale=0.01):
         names = {name for name in os.environ if name.startswith("AWS_")}
         assert names == {
@@ -88,11 +96,11 @@ def test_the_lake_is_in_the_store_of_the_demonstration(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("moment", ["PG_VERSION", "pgcdc.conf", "postmaster.pid"])
 def test_ctrl_c_while_postgres_starts_leaves_no_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+    state: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """An interrupt of initdb, of pg_ctl before the server has its pid file, and after it."""
-    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "state"))
-    folder = tmp_path / "state" / "postgres"
+    monkeypatch.setenv(STATE_VARIABLE, str(state))
+    folder = state / "postgres"
 
     def interrupt() -> None:
         wait_until((folder / moment).exists, moment, limit_seconds=60, poll_seconds=0.001)
