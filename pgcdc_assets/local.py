@@ -29,6 +29,20 @@ def locked(path: Path, *, is_awaited: bool = True) -> Iterator[None]:
         yield
 
 
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the exclusive lock of a file; true for a missing file.
+
+    Raises:
+        OSError: the file cannot be read, or its file system has no locks.
+    """
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (BlockingIOError, FileNotFoundError):
+        return True
+    return False
+
+
 def free_port() -> int:
     """Return a TCP port of 127.0.0.1 that was free at the time of the call."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

@@ -78,6 +78,7 @@ def _stop(server: SparkServer) -> int:
 
 
 def _status(server: SparkServer) -> int:
+    server.check_own()
     found = server.find()
     if found is None:
         print(f"No Spark server is running in {server.folder}: start it by pgcdc spark start")

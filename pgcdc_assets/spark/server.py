@@ -7,10 +7,14 @@ port and token.
 
 The state file is written directly after the process starts, and `ready` is set after a client's
 query succeeds. A killed start therefore leaves a process that the next start finds and ends.
+
+Machines and containers may share a state folder, but a process is visible in its own container
+only. A server of another one is not used, and its files are not deleted (`check_own`).
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -26,7 +30,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
-from pgcdc_assets.local import free_port, locked
+from pgcdc_assets.local import free_port, is_locked, locked
+from pgcdc_assets.processes import ProcessIdentity, this_namespace
 from pgcdc_assets.spark.jars import MASTER, looking_up_alone
 from pgcdc_assets.spark.java import check_java
 from pgcdc_assets.spark.object_store import start_options, store_of
@@ -68,19 +73,45 @@ class SparkServer:
         self.state_file = self.folder / "spark-server.json"
         self.log_file = self.folder / "spark-server.log"
         self.work_folder = self.folder / "spark-server"
+        # The server holds the lock of this file.
+        self.alive_file = self.folder / "spark-server.alive"
         # Referenced, so that Python reaps the child process.
         self._child: subprocess.Popen[bytes] | None = None
 
     def find(self) -> RunningServer | None:
-        """Return the running server, ready or not; None without a running server."""
-        try:
-            fields = json.loads(self.state_file.read_text())
-            # Another release may have started the server.
-            known = {name: fields[name] for name in RunningServer.__annotations__ if name in fields}
-            state = RunningServer(**known)
-            return state if state.is_alive() else None
-        except (FileNotFoundError, ValueError, TypeError):
-            return None
+        """Return the running server, ready or not; None without a running server.
+
+        A server of another machine or container is not running here.
+        """
+        state = self._read()
+        return state if state is not None and state.is_alive() else None
+
+    def check_own(self) -> None:
+        """Check that no other machine or container has its server in the folder.
+
+        Raises:
+            ConfigurationError: it has, and its server has not certainly ended.
+        """
+        state = self._read()
+        identity = None if state is None else state.identity
+        if identity is None:
+            return
+        here, there = this_namespace(), identity.place
+        if not (here.is_known and there.is_known):
+            is_elsewhere = here.host != there.host
+        elif here.boot != there.boot:
+            # The server has ended if this machine has started again.
+            is_elsewhere = here.host != there.host
+        else:
+            # Containers of one machine see each other's locks.
+            is_elsewhere = here.namespace != there.namespace and is_locked(self.alive_file)
+        if is_elsewhere:
+            raise ConfigurationError(
+                reason=f"The folder {self.folder} has the Spark server of another machine or "
+                f"container, {there.host}. Stop the server there by `pgcdc spark stop`, or set "
+                "PGCDC_STATE to a folder of this one. If the server has certainly ended, delete "
+                f"{self.state_file}"
+            )
 
     def usable(self) -> RunningServer | None:
         """Return the server if the server is ready and accepts connections; else None."""
@@ -99,10 +130,12 @@ class SparkServer:
             The server, and whether this call started the server.
 
         Raises:
-            ConfigurationError: Spark cannot start on this machine; the log has the details.
+            ConfigurationError: Spark cannot start on this machine; the log has the details. Or the
+                folder has the server of another machine or container.
             TransientError: the start took too long, or no port is free.
         """
         with self._lock():
+            self.check_own()
             running = self.usable()
             if running is not None:
                 return running, False
@@ -118,8 +151,13 @@ class SparkServer:
         raise TransientError(reason="No free TCP port was found for the Spark server. Run it again")
 
     def stop(self) -> RunningServer | None:
-        """End the running server and its children. Return the ended server, or None."""
+        """End the running server and its children. Return the ended server, or None.
+
+        Raises:
+            ConfigurationError: the folder has the server of another machine or container.
+        """
         with self._lock():
+            self.check_own()
             found = self.find()
             self._clean_up(found)
             return found
@@ -142,7 +180,10 @@ class SparkServer:
         own = server_conf(port, str(self.work_folder), self.conf.get(MASTER))
         conf = start_options(self.lakes, with_user_conf(own, self.conf))
         token = secrets.token_hex(16)
-        self._child = launch(start_conf(conf), token, self.work_folder, self.log_file)
+        with self.alive_file.open("wb") as alive:
+            fcntl.flock(alive, fcntl.LOCK_EX)
+            files = self.work_folder, self.log_file
+            self._child = launch(start_conf(conf), token, *files, alive.fileno())
         server = RunningServer(
             self._child.pid,
             port,
@@ -150,6 +191,7 @@ class SparkServer:
             time.time(),
             stores=sorted({store for store in map(store_of, self.lakes) if store}),
             has_hive=conf[CATALOG] == HIVE,
+            process=str(ProcessIdentity.of(self._child.pid)),
         )
         try:
             self._write(server)
@@ -229,8 +271,19 @@ class SparkServer:
         if self._child is not None:
             # Its status is collected, so that Popen does not take it for running.
             self._child.poll()
-        self.state_file.unlink(missing_ok=True)
+        for file in (self.state_file, self.alive_file):
+            file.unlink(missing_ok=True)
         shutil.rmtree(self.work_folder, ignore_errors=True)
+
+    def _read(self) -> RunningServer | None:
+        """Read the state file; None if it is missing or malformed."""
+        try:
+            fields = json.loads(self.state_file.read_text())
+            # Another release may have started the server.
+            known = {name: fields[name] for name in RunningServer.__annotations__ if name in fields}
+            return RunningServer(**known)
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
 
     def _write(self, server: RunningServer) -> None:
         """Replace the state file atomically, readable for this user only."""

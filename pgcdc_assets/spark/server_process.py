@@ -1,7 +1,7 @@
 """The process of a Spark Connect server: start, identification and end.
 
-A process is the server if its pid is alive and its command line contains the server's port. If the
-pid was reused by another program, this program is neither used nor ended.
+A process is the server if its pid is alive since the recorded time, and its command line contains
+the server's port. If the pid was reused by another program, this program is neither used nor ended.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.processes import ProcessIdentity
 
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _PORT_SETTING = "spark.connect.grpc.binding.port"
@@ -44,6 +45,7 @@ class RunningServer:
         ready: a client's query has succeeded.
         stores: the object stores whose connectors the server has (`store_of`).
         has_hive: the catalog of the server's sessions is a Hive metastore.
+        process: the text of the process's `ProcessIdentity`; empty in a file of an early release.
     """
 
     pid: int
@@ -53,6 +55,7 @@ class RunningServer:
     ready: bool = False
     stores: Sequence[str] = ()
     has_hive: bool = False
+    process: str = ""
 
     @property
     def address(self) -> str:
@@ -83,8 +86,15 @@ class RunningServer:
                 continue
         return total
 
+    @property
+    def identity(self) -> ProcessIdentity | None:
+        """The identity of the process; None if an early release started the server."""
+        return ProcessIdentity.parse(self.process)
+
     def is_alive(self) -> bool:
         """Return whether the process is alive and is the server. A zombie is not alive."""
+        if self.identity is not None and self.identity.has_ended:
+            return False
         try:
             command = psutil.Process(self.pid).cmdline()
         except psutil.Error:
@@ -124,7 +134,9 @@ class RunningServer:
             return []
 
 
-def launch(conf: Mapping[str, str], token: str, folder: Path, log: Path) -> subprocess.Popen[bytes]:
+def launch(
+    conf: Mapping[str, str], token: str, folder: Path, log: Path, held: int
+) -> subprocess.Popen[bytes]:
     """Start a server's process.
 
     Args:
@@ -132,6 +144,7 @@ def launch(conf: Mapping[str, str], token: str, folder: Path, log: Path) -> subp
         token: the secret of the server's clients.
         folder: the process's working directory.
         log: file that the process appends its output to.
+        held: file descriptor that the process keeps open.
 
     Raises:
         ConfigurationError: this Python has no PySpark with a Spark Connect server.
@@ -156,6 +169,7 @@ def launch(conf: Mapping[str, str], token: str, folder: Path, log: Path) -> subp
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
+            pass_fds=(held,),
             # Ctrl-C must not end the server, and `end` signals the server's process group.
             start_new_session=True,
         )

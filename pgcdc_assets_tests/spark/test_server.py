@@ -23,6 +23,8 @@ import pytest
 
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.local import is_locked
+from pgcdc_assets.processes import ProcessIdentity
 from pgcdc_assets.spark.server import SparkServer
 from pgcdc_assets.spark.server_process import RunningServer
 from pgcdc_assets_tests.spark.test_java import write_java
@@ -283,10 +285,13 @@ def test_a_killed_server_is_recognised_and_restarted(clone: Clone) -> None:
 
 def test_stop_ends_the_process_deletes_its_files_and_may_be_repeated(clone: Clone) -> None:
     running = clone.running()
+    assert running.identity == ProcessIdentity.of(running.pid)
+    assert clone.server.alive_file.exists() and is_locked(clone.server.alive_file)
     assert f"process {running.pid}" in clone.pgcdc("spark", "stop")
     assert not psutil.pid_exists(running.pid)
     assert java_of(clone.folder) == []
     assert not clone.server.state_file.exists()
+    assert not clone.server.alive_file.exists()
     assert not clone.server.work_folder.exists()
     assert "No Spark server is running" in clone.pgcdc("spark", "stop")
 

@@ -24,7 +24,7 @@ STATE_VARIABLE = "PGCDC_STATE"
 EMBEDDED_SPARK = "local"
 EMBEDDED_DATABASE = "shop"
 
-# Parameters that PGHOSTADDR, PGSSLMODE and so on, which are for another server, would otherwise set.
+# Parameters that PGHOSTADDR, PGSSLMODE and so on would otherwise set, for another server.
 _EMBEDDED_SERVER = (
     "host=127.0.0.1 hostaddr=127.0.0.1 sslmode=disable gssencmode=disable channel_binding=disable "
     "target_session_attrs=any"

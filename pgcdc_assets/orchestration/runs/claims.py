@@ -28,7 +28,7 @@ from dagster_shared.error import SerializableErrorInfo
 
 from pgcdc_assets.orchestration.runs.interrupt_log import hide_interrupts
 from pgcdc_assets.orchestration.runs.lost_interrupts import repeat_lost_interrupts
-from pgcdc_assets.orchestration.runs.processes import ProcessIdentity
+from pgcdc_assets.processes import ProcessIdentity
 
 PROCESS_TAG = "pgcdc/process"
 HEARTBEAT_TAG = "pgcdc/heartbeat"

@@ -25,8 +25,8 @@ from pgcdc_assets.orchestration.runs.claims import (
     PROCESS_TAG,
     last_heartbeat,
 )
-from pgcdc_assets.orchestration.runs.processes import ProcessIdentity, this_namespace
 from pgcdc_assets.orchestration.runs.records import CAPTURE_TAG, PURPOSE_TAG, is_left_over
+from pgcdc_assets.processes import ProcessIdentity, this_namespace
 
 # A run is dead after this time without a heartbeat,
 SILENT_SECONDS = 180.0

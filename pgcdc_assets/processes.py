@@ -1,4 +1,4 @@
-"""The unique identity of a run's process.
+"""The unique identity of a process.
 
 A process id is not unique: each container counts from 1, ids are reused, and containers may share a
 host name. So the identity consists of host, boot, PID namespace, process id and start time. A
