@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -81,18 +81,24 @@ class SparkServer:
     def find(self) -> RunningServer | None:
         """Return the running server, ready or not; None without a running server.
 
-        A server of another machine or container is not running here.
+        A server of another machine, container or user is not running here.
         """
-        state = self._read()
+        try:
+            state = self._read()
+        except PermissionError:
+            return None
         return state if state is not None and state.is_alive() else None
 
     def check_own(self) -> None:
-        """Check that no other machine or container has its server in the folder.
+        """Check that no other machine, container or user has its server in the folder.
 
         Raises:
-            ConfigurationError: it has, and its server has not certainly ended.
+            ConfigurationError: the folder has such a server, which has not certainly ended.
         """
-        state = self._read()
+        try:
+            state = self._read()
+        except PermissionError as error:
+            raise self._of_other_user(self.state_file) from error
         identity = None if state is None else state.identity
         if identity is None:
             return
@@ -131,11 +137,10 @@ class SparkServer:
 
         Raises:
             ConfigurationError: Spark cannot start on this machine; the log has the details. Or the
-                folder has the server of another machine or container.
+                folder has the server of another machine, container or user.
             TransientError: the start took too long, or no port is free.
         """
         with self._lock():
-            self.check_own()
             running = self.usable()
             if running is not None:
                 return running, False
@@ -154,10 +159,9 @@ class SparkServer:
         """End the running server and its children. Return the ended server, or None.
 
         Raises:
-            ConfigurationError: the folder has the server of another machine or container.
+            ConfigurationError: the folder has the server of another machine, container or user.
         """
         with self._lock():
-            self.check_own()
             found = self.find()
             self._clean_up(found)
             return found
@@ -309,5 +313,26 @@ class SparkServer:
         ]
         return (errors or lines[-1:])[0].strip()[:300]
 
-    def _lock(self) -> AbstractContextManager[None]:
-        return locked(self.folder / "spark-server.lock")
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Hold the lock of the folder, which has no server of another machine, container or user.
+
+        Raises:
+            ConfigurationError: the folder has such a server, or another user's files.
+        """
+        self.check_own()
+        file = self.folder / "spark-server.lock"
+        with ExitStack() as held:
+            try:
+                held.enter_context(locked(file))
+            except PermissionError as error:
+                raise self._of_other_user(file) from error
+            self.check_own()
+            yield
+
+    def _of_other_user(self, file: Path) -> ConfigurationError:
+        return ConfigurationError(
+            reason=f"The Spark server of {self.folder} belongs to another user, because {file} is "
+            "not accessible. Stop the server as that user, or set PGCDC_STATE to a folder of this "
+            "user"
+        )

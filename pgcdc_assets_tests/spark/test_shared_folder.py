@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -52,7 +56,7 @@ def test_the_server_of_another_machine_or_container_is_neither_used_nor_ended(
         fcntl.flock(alive, fcntl.LOCK_EX)
         assert server.find() is None
         assert server.usable() is None
-        for call in (server.start, server.stop, server.check_own):
+        for call in (server.check_own, server.stop, server.start):
             with pytest.raises(ConfigurationError, match=f"container, {place.host}") as raised:
                 call()
             assert str(server.state_file) in str(raised.value)
@@ -69,3 +73,33 @@ def test_the_files_of_an_ended_server_are_deleted(tmp_path: Path, place: Process
     server.check_own()
     assert server.stop() is None
     assert files_of(server) == []
+
+
+@contextmanager
+def as_other_user(file: Path) -> Iterator[None]:
+    """Deny the access to a file: root becomes another user, and another user changes the mode."""
+    is_root = os.geteuid() == 0
+    file.chmod(0o600 if is_root else 0)
+    try:
+        if is_root:
+            os.seteuid(65534)
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+
+
+@pytest.mark.parametrize("name", ["spark-server.json", "spark-server.lock"])
+def test_the_server_of_another_user_is_neither_used_nor_ended(name: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="pgcdc-test-shared-") as folder:
+        Path(folder).chmod(0o755)
+        server = SparkServer(Path(folder))
+        file = server.folder / name
+        file.write_text("")
+        with as_other_user(file):
+            assert server.usable() is None
+            for call in (server.stop, server.start):
+                with pytest.raises(ConfigurationError, match="belongs to another user") as raised:
+                    call()
+                assert str(file) in str(raised.value)
+        assert file.exists()
