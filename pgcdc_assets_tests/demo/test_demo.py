@@ -58,6 +58,7 @@ def environment(clone: Path) -> dict[str, str]:
         "PYTHONPATH": str(clone),
         "PGCDC_DSN": "host=nowhere.invalid",
         "PGCDC_LAKE": str(clone / "precious"),
+        "PGSSLMODE": "require",
     }
 
 
