@@ -13,6 +13,7 @@ import re
 import psycopg2
 
 from pgcdc_assets.errors import ConfigurationError, ConnectionLost, PgcdcError, TransientError
+from pgcdc_assets.postgres.encodings import UNCONVERTIBLE
 from pgcdc_assets.table_name import quoted
 
 _CONFIGURATION = [
@@ -187,12 +188,13 @@ def reported_failure(server: str, doing: str, code: str, message: str) -> PgcdcE
             reason=f"{server}: {reason} while {doing}. Run it again when the server has the "
             f"resource.{locks if code == '53200' else ''}"
         )
-    if code == "22021":
+    if code in UNCONVERTIBLE:
         # The server's sentence contains bytes: leave it out.
         return ConfigurationError(
-            reason=f"{server}: a name of a schema, table, column or type is not UTF-8, which a "
-            "database of encoding SQL_ASCII allows. Rename it, or take its table out of the "
-            "publication. psql shows such names after: set client_encoding = sql_ascii"
+            reason=f"{server}: a name of a schema, table, column or type is not UTF-8, and the "
+            "server cannot convert it. Rename it, or take its table out of the publication. psql "
+            "shows such names after: select set_config('client_encoding', "
+            "current_setting('server_encoding'), false)"
         )
     if code == "42501":
         return ConfigurationError(

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
-
-import psycopg2.errors
 
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.catalog import complete_type, read_relations
 from pgcdc_assets.postgres.column_places import Attributes, find_places, read_attributes
 from pgcdc_assets.postgres.connection import ConnectionSettings, sorted_failures
+from pgcdc_assets.postgres.encodings import CONVERSION_ERRORS, read_legible
 from pgcdc_assets.postgres.publication import read_members
 from pgcdc_assets.postgres.type_catalog import ResolvedType, resolve_types
 from pgcdc_assets.postgres.wal import read_current_lsn
@@ -177,13 +177,15 @@ class CatalogResolver:
         # the catalog queries miss.
         lsn = read_current_lsn(conn)
         wanted = {announced.relation_id}
-        try:
-            if not self._catalog:
+        if not self._catalog:
+            with contextlib.suppress(*CONVERSION_ERRORS):
                 members = read_members(conn, self._publication)
                 wanted |= {member.relation_id for member in members}
-            relations = read_relations(conn, wanted)
-        except psycopg2.errors.CharacterNotInRepertoire:
-            relations = self._read_legible(conn, wanted)
+        # A relation with an illegible name is completed like a relation that the catalog no longer
+        # has, so it does not stop the other tables.
+        relations, illegible = read_legible(partial(read_relations, conn), list(wanted))
+        for oid in illegible:
+            self.warnings[f"relation {oid}: a name is not UTF-8"] += 1
         attributes = read_attributes(conn, self._publication, list(relations))
         self._catalog |= {
             oid: _CatalogEntry(lsn, relations.get(oid), attributes.get(oid, Attributes()))
@@ -191,24 +193,10 @@ class CatalogResolver:
         }
         entry = self._catalog[announced.relation_id]
         if not _has_types(announced, entry.relation):
-            with contextlib.suppress(psycopg2.errors.CharacterNotInRepertoire):
+            with contextlib.suppress(*CONVERSION_ERRORS):
                 types = resolve_types(conn, (c.type_oid for c in announced.columns))
                 entry = replace(entry, types=types)
         return entry
-
-    def _read_legible(self, conn: Connection, wanted: Iterable[int]) -> dict[int, Relation]:
-        """Read the relations one by one, without those that have a name that is not UTF-8.
-
-        Such names exist in a database of encoding SQL_ASCII. These relations are completed like
-        relations that the catalog no longer has, so they do not stop the other tables.
-        """
-        found: dict[int, Relation] = {}
-        for relation_id in wanted:
-            try:
-                found |= read_relations(conn, [relation_id])
-            except psycopg2.errors.CharacterNotInRepertoire:
-                self.warnings[f"relation {relation_id}: a name is not UTF-8"] += 1
-        return found
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,12 @@ Source: Postgres documentation, chapter 51 System Catalogs.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-import psycopg2.errors
-
 from pgcdc_assets.postgres.catalog import read_relations
+from pgcdc_assets.postgres.encodings import read_legible
 from pgcdc_assets.postgres.publication import published_sql, read_memberships
 from pgcdc_assets.protocol.table_definition import (
     COMMENT_LENGTH,
@@ -166,6 +165,14 @@ class _TableRow(NamedTuple):
     owner: int
 
 
+class _TypeText(NamedTuple):
+    attnum: int
+    type_oid: str
+    name: str
+    part: str
+    text: str
+
+
 def read_catalog_digest(conn: Connection, publication: str, known: Iterable[int]) -> str:
     """Return a digest of the catalog rows of the published tables. The call makes one round trip.
 
@@ -188,6 +195,9 @@ def read_definitions(
 ) -> dict[int, TableDefinition]:
     """Return the definitions of the published and of the known tables by OID.
 
+    A table with a name that the server cannot convert to UTF-8 is left out. A comment and the
+    labels of an enum type are left out of the table's definition.
+
     The queries read one after the other: the caller compares the digests from before and after.
     """
     with conn.cursor() as cursor:
@@ -195,16 +205,11 @@ def read_definitions(
             _watched(conn) + _TABLES, {"publication": publication, "known": sorted(known)}
         )
         tables = {row[0]: _TableRow(*row[1:]) for row in cursor}
-    try:
-        return _read_tables(conn, publication, tables)
-    except psycopg2.errors.CharacterNotInRepertoire:
-        # A database of encoding SQL_ASCII may have names that are not UTF-8. Such tables are left
-        # out, so they do not hide the other tables.
-        found: dict[int, TableDefinition] = {}
-        for oid, row in tables.items():
-            with contextlib.suppress(psycopg2.errors.CharacterNotInRepertoire):
-                found |= _read_tables(conn, publication, {oid: row})
-        return found
+
+    def read(oids: Sequence[int]) -> dict[int, TableDefinition]:
+        return _read_tables(conn, publication, {oid: tables[oid] for oid in oids})
+
+    return read_legible(read, list(tables))[0]
 
 
 def _read_tables(
@@ -220,11 +225,8 @@ def _read_tables(
         for root, oid, schema, table, *facts in cursor:
             name = str(TableName(schema, table))
             partitions.setdefault(root, {})[oid] = Partition(name, *facts)
-        cursor.execute(_TYPE_TEXTS, (list(tables),))
-        texts: dict[int, list[tuple[int, str, str, str, str]]] = {}
-        for oid, *text in cursor:
-            texts.setdefault(oid, []).append(tuple(text))
-    comments = _read_comments(conn, tables)
+    texts, _ = read_legible(partial(_read_type_texts, conn), list(tables))
+    comments, _ = read_legible(partial(_read_comments, conn), list(tables))
     memberships = read_memberships(conn, publication, tables)
     lists = {oid: membership.column_list for oid, membership in memberships.items()}
     # Before PG 18 pgoutput does not send generated columns.
@@ -254,36 +256,38 @@ def _read_tables(
             relfilenode=row.relfilenode,
             owner=row.owner,
             partitions=partitions.get(oid, {}),
-            type_texts=_type_texts(text for text in texts.get(oid, ()) if text[0] in sent),
+            type_texts=_type_texts(text for text in texts.get(oid, ()) if text.attnum in sent),
             comments=comments.get(oid, {}),
         )
     return found
 
 
-def _type_texts(rows: Iterable[tuple[int, str, str, str, str]]) -> dict[str, dict[str, str]]:
+def _read_type_texts(conn: Connection, oids: Sequence[int]) -> dict[int, list[_TypeText]]:
+    """Return the texts of the columns' enum and composite types by OID of the table."""
+    found: dict[int, list[_TypeText]] = {}
+    with conn.cursor() as cursor:
+        cursor.execute(_TYPE_TEXTS, (list(oids),))
+        for oid, *text in cursor:
+            found.setdefault(oid, []).append(_TypeText(*text))
+    return found
+
+
+def _type_texts(rows: Iterable[_TypeText]) -> dict[str, dict[str, str]]:
     types: dict[str, dict[str, str]] = {}
-    for _, type_oid, name, part, text in rows:
-        types.setdefault(type_oid, {"name": name})[part] = text
+    for row in rows:
+        types.setdefault(row.type_oid, {"name": row.name})[row.part] = row.text
     return types
 
 
-def _read_comments(conn: Connection, tables: Iterable[int]) -> dict[int, dict[int, str]]:
+def _read_comments(conn: Connection, oids: Sequence[int]) -> dict[int, dict[int, str]]:
     """Return the comments of the columns by OID and attnum; attnum 0 is the table."""
     found: dict[int, dict[int, str]] = {}
-    for oid in tables:
-        found[oid] = {}
-    try:
-        with conn.cursor() as cursor:
-            cursor.execute(_COMMENTS, (COMMENT_LENGTH + 1, list(found)))
-            for oid, attnum, text in cursor:
-                is_cut = len(text) > COMMENT_LENGTH
-                found[oid][attnum] = text[: COMMENT_LENGTH - 1] + "…" if is_cut else text
-    except psycopg2.errors.CharacterNotInRepertoire:
-        # In a database of encoding SQL_ASCII a comment may have any bytes.
-        if len(found) == 1:
-            return {}
-        for oid in tables:
-            found |= _read_comments(conn, [oid])
+    with conn.cursor() as cursor:
+        cursor.execute(_COMMENTS, (COMMENT_LENGTH + 1, list(oids)))
+        for oid, attnum, text in cursor:
+            is_cut = len(text) > COMMENT_LENGTH
+            cut = text[: COMMENT_LENGTH - 1] + "…" if is_cut else text
+            found.setdefault(oid, {})[attnum] = cut
     return found
 
 

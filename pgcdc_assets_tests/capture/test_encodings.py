@@ -10,10 +10,12 @@ import pytest
 
 from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.capture.window import CaptureLimits
+from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.encodings import stored_encoding
 from pgcdc_assets.postgres.stream.plugin_options import PluginOptions, Streaming
 from pgcdc_assets.postgres.stream.request import StreamSettings
+from pgcdc_assets.postgres.table_definitions import read_definitions
 from pgcdc_assets.protocol.frames import MessageBatch
 from pgcdc_assets.protocol.stored_messages import StoredMessages
 from pgcdc_assets.protocol.utf8 import bytes_as_text
@@ -200,6 +202,50 @@ def test_a_value_of_the_next_window_does_not_end_this_window(
     for window in (second, third):
         through.capture(window)
     assert through.texts("t") == [["1", "é"], ["2", hexed], ["3", "é"]]
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("encoding", ["WIN1252"])
+@pytest.mark.parametrize(
+    ("ddl", "is_refused"),
+    [
+        ("comment on table other is '?'", False),
+        ("alter type label add value '?'", False),
+        ('alter table other rename v to "?"', True),
+        ('create type "?" as enum (); alter table other add w "?"', True),
+        ('create schema "?"; alter table other set schema "?"', True),
+    ],
+)
+def test_an_illegible_text_of_the_catalog_stops_no_other_table(
+    encoded: Database, capturing: Capturing, ddl: str, is_refused: bool
+) -> None:
+    """Neither a row nor an event of the other tables is missing."""
+    through = replace(
+        capturing, database=encoded, slot=f"s_{encoded.name}", conninfo=encoded.conninfo
+    ).begin(
+        "create type label as enum ('x')",
+        "create table t (id int primary key, v text)",
+        "create table other (id int primary key, v text, l label)",
+    )
+    encoded.execute("insert into t values (1, 'a'); insert into other values (1, 'a', 'x')")
+    through.capture()
+    ddl = ddl.replace("'", "''").replace("?", "' || chr(129) || '")
+    encoded.execute(f"do $$ begin execute '{ddl}'; end $$")
+    encoded.execute("alter table t drop v; insert into t values (2)")
+    through.capture()
+    encoded.execute("do $$ begin execute (select 'insert into ' || oid::regclass || ' values (2)' "
+                    "from pg_class where relname = 'other'); end $$")  # fmt: skip
+    through.capture()
+    assert through.texts("t") == [["1", "a"], ["2"]]
+    assert [new[0] for new in through.texts("other")] == ["1", "2"]
+    dropped = [e.change for e in through.zone.schema_events.read() if e.table.table == "t"]
+    assert dropped == ["column_dropped"]
+    with query_connection(through.settings, "test") as conn:
+        names = {d.relation.table for d in read_definitions(conn, "pub", []).values()}
+    assert names == ({"t"} if is_refused else {"t", "other"})
+    if is_refused:
+        with pytest.raises(ConfigurationError, match=r"a name .* is not UTF-8.* take its table"):
+            snapshot_tables(through.settings, through.zone, through.slot, "pub")
 
 
 @pytest.mark.parametrize("encoding", ["WIN1252", "EUC_JP", "LATIN1"])

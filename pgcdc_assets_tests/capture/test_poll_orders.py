@@ -24,7 +24,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.capture.test_schema_watch import poll, shown
 from pgcdc_assets_tests.support.captures import Capturing
-from pgcdc_assets_tests.support.database import Database, drop_database
+from pgcdc_assets_tests.support.encoded import encoded_database
 
 pytestmark = pytest.mark.postgres
 
@@ -306,25 +306,26 @@ def test_an_unchanged_catalog_is_one_query(
     assert loaded.version() == 1
 
 
-def test_a_name_or_comment_that_is_not_utf_8_affects_no_other_table(capturing: Capturing) -> None:
-    """A database with encoding SQL_ASCII accepts any bytes in a name."""
-    database = capturing.database
-    ascii_name = f"{database.name}_ascii"
-    database.execute(
-        f"create database {ascii_name} encoding 'SQL_ASCII' lc_collate 'C' lc_ctype 'C' "
-        "template template0"
-    )
-    other = Database(database.server, ascii_name)
-    try:
+@pytest.mark.parametrize(("encoding", "code"), [("SQL_ASCII", 255), ("WIN1252", 129)])
+def test_a_name_label_or_comment_that_is_not_utf_8_affects_no_other_table(
+    capturing: Capturing, encoding: str, code: int
+) -> None:
+    """SQL_ASCII accepts any bytes; the byte 81 of WIN1252 has no form in UTF-8."""
+    byte = f"' || chr({code}) || '"
+    with encoded_database(capturing.database, encoding) as other:
         other.execute(_TABLE)
-        other.execute("set client_encoding = sql_ascii; do $$ begin execute "
-                      "'create table \"x' || chr(255) || '\" (id int)'; end $$")  # fmt: skip
-        other.execute("create publication pub for all tables; create table u (id int);"
-                      "comment on column t.a is 'in cents'; do $$ begin execute "
-                      "$c$comment on table u is 'x$c$ || chr(255) || $c$'$c$; end $$")  # fmt: skip
+        other.execute("create table u (id int); create type label as enum ('a');"
+                      "create table w (l label); create publication pub for all tables;"
+                      "comment on column t.a is 'in cents'")  # fmt: skip
+        for ddl in (
+            f'create table "x{byte}" (id int)',
+            f"comment on table u is ''x{byte}''",
+            f"alter type label add value ''x{byte}''",
+        ):
+            other.execute(f"do $$ begin execute '{ddl}'; end $$")
         with query_connection(other.settings(), "poll") as conn:
             tables = read_definitions(conn, "pub", []).values()
-            assert {t.relation.table: t.comments for t in tables} == {"t": {2: "in cents"}, "u": {}}
-            assert read_catalog_digest(conn, "pub", []).startswith("12:")
-    finally:
-        drop_database(other)
+            comments = {t.relation.table: t.comments for t in tables}
+            assert comments == {"t": {2: "in cents"}, "u": {}, "w": {}}
+            assert not any(t.type_texts for t in tables)
+            assert read_catalog_digest(conn, "pub", []).startswith("16:")
