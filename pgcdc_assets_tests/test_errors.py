@@ -11,6 +11,7 @@ import pytest
 
 from pgcdc_assets import errors
 from pgcdc_assets.errors import (
+    DefiniteError,
     PgcdcError,
     SlotLost,
     TransientError,
@@ -53,6 +54,32 @@ def test_the_error_of_a_slot_lost_in_the_stream_has_no_lsn() -> None:
     for each in (error, pickle.loads(pickle.dumps(error))):
         assert "can no longer get changes" in str(each)
         assert "None" not in str(each)
+
+
+@pytest.mark.parametrize(
+    ("context", "lsn"),
+    [
+        ('slot "s", output plugin "pgoutput", in the change callback, associated LSN {}', "0/1A2B"),
+        ('slot "s", output plugin "pgoutput", in the stream_change callback, associated LSN {}',
+         "0/1A2B"),
+        ("Slot »s«, Ausgabe-Plugin »pgoutput«, im Callback change, zugehörige LSN {}", "1/F"),
+        ('スロット"s", 出力プラグイン"pgoutput", changeコールバックの処理中, 関連LSN {}', "0/1A2B"),
+        ("Funktion »f«\nSlot »s«, Ausgabe-Plugin »pgoutput«, im Callback change, LSN {}", "0/1"),
+        # Other callbacks have no row.
+        ("Slot »change«, Ausgabe-Plugin »pgoutput«, im Callback commit, zugehörige LSN {}", ""),
+        ("Slot »s«, Ausgabe-Plugin »pgoutput«, im Callback stream_truncate, zugehörige LSN {}", ""),
+        ("Slot »s«, Ausgabe-Plugin »pgoutput«, im Callback startup", ""),
+    ],
+)  # fmt: skip
+def test_the_error_of_a_row_in_the_stream_has_no_value_in_any_language(
+    context: str, lsn: str
+) -> None:
+    said = ServerError("22023", "Zeichenkette zu lang: »geheim«", context.format(lsn or "0/1A2B"))
+    error = stream_failure("a server", "s", "pub", said)
+    assert isinstance(error, DefiniteError)
+    assert "geheim" not in str(error)
+    assert "SQLSTATE 22023" in str(error)
+    assert (f"a row that was written at {lsn} " in str(error)) == bool(lsn)
 
 
 @pytest.mark.postgres

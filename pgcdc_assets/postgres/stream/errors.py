@@ -31,8 +31,11 @@ _UNMAPPED = re.compile(r"could not map file(number|node) ")
 _PREVENTION = "raise max_slot_wal_keep_size (of a slot on a standby: set hot_standby_feedback = on)"
 
 # What an output plugin reports of an error (output_plugin_error_callback() in
-# src/backend/replication/logical/logical.c).
-_IN_CHANGE = re.compile(r"in the (?:stream_)?change callback, associated LSN ([0-9A-F]+/[0-9A-F]+)")
+# src/backend/replication/logical/logical.c): slot, plugin, callback and LSN, in this order in each
+# language. The server translates the words between them, and a letter may follow the callback.
+_IN_CHANGE = re.compile(
+    r"pgoutput\b.*?(?<![a-z_])(?:stream_)?change(?![a-z_]).*?([0-9A-F]+/[0-9A-F]+)"
+)
 
 
 def stream_failure(server: str, slot: str, publication: str, error: ServerError) -> PgcdcError:
@@ -100,6 +103,9 @@ def stream_failure(server: str, slot: str, publication: str, error: ServerError)
             f"pg_drop_replication_slot('{slot}')), then begin a new epoch with pgcdc renew, which "
             "takes new snapshots of all tables."
         )
+    if error.context:
+        # An output plugin's error, of another callback: the sentence may contain a value as well.
+        reason = "the output plugin failed; the full message is in the server's log"
     return DefiniteError(
         reason=f"{server}: {reason} (SQLSTATE {sqlstate}) while reading slot {slot}. Nothing "
         "un-landed was confirmed."
