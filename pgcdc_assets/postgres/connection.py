@@ -92,16 +92,20 @@ class ConnectionSettings:
         """Return the parameters in the connection string.
 
         Raises:
-            ConfigurationError: libpq cannot parse the string. The error does not contain the
-                string, because the string may contain a password.
+            ConfigurationError: libpq cannot parse the string, or its port is not a number. The
+                error does not contain the string, because the string may contain a password.
         """
         try:
             parsed = conninfo_to_dict(self.conninfo)
         except InvalidConninfo:
             parsed = None
         # libpq ends a password at its first `@` or `/`, and takes the rest for host and database,
-        # which errors and logs name.
-        if parsed is None or _has_rest_of_password(self.conninfo, parsed):
+        # which errors and logs name. A password without an `@` behind it is the port.
+        if (
+            parsed is None
+            or _has_rest_of_password(self.conninfo, parsed)
+            or not all(map(_is_port, str(parsed.get("port") or "").split(",")))
+        ):
             raise ConfigurationError(
                 reason=f"The connection string ({self.variable}) is malformed: write it as "
                 "postgresql://USER:PASSWORD@HOST:PORT/DATABASE with special characters "
@@ -179,6 +183,11 @@ def _has_rest_of_password(conninfo: str, parsed: Mapping[str, object]) -> bool:
         return False
     raw_name = conninfo.partition("://")[2].partition("/")[2].partition("?")[0]
     return "@" in raw_name or "@" in str(parsed.get("host") or "")
+
+
+def _is_port(text: str) -> bool:
+    """Return whether libpq takes one of the ports for a number, or for the default."""
+    return not text.strip() or text.strip().isdecimal()
 
 
 @contextlib.contextmanager

@@ -33,6 +33,10 @@ SECRET = "s3cr3t-p4ss"
     [
         f"postgresql//user:{SECRET}@host/db",
         f"postgresql://user:{SECRET}@host/db?no_such_parameter=1",
+        f"postgresql://bob:{SECRET}/db?host=/run/pg",
+        f"postgresql://bob:{SECRET}",
+        f"postgresql://bob:{SECRET}/ss?host=h",
+        f"postgresql://a:5432,bob:{SECRET}/db",
         f"host=db password='{SECRET}",
         f"{SECRET}",
     ],
@@ -51,6 +55,7 @@ def test_the_error_does_not_contain_a_malformed_connection_string(conninfo: str)
     [
         ("postgresql://bob:pw@db.example.com:5433/shop", "shop on db.example.com:5433 as bob"),
         ("host=db user=bob password=pw", "bob on db:5432 as bob"),
+        ("host=a,b,c port=1,,3 dbname=shop user=bob", "shop on a,b,c:1,,3 as bob"),
         ("host=a,b port=1,2 dbname=shop user=bob", "shop on a,b:1,2 as bob"),
     ],
 )
