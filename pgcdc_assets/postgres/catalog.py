@@ -45,9 +45,16 @@ select c.oid::bigint, n.nspname, c.relname, c.relreplident::text,
  where c.oid = any(%s::bigint[]::oid[])
 """
 
-# attmissingval is an array of one element. Of a partitioned table, only its partitions have it. The
-# function pg_partition_tree() is unsuitable, because it waits for the locks of VACUUM FULL.
-_COLUMNS = """
+# attmissingval is an array of one element. The delimiter of the element's type may be another one
+# than that of text: array_out() leaves the commas of `{(1,1),(0,0)}`, a box, without quotes.
+_MISSING = """(
+         select case when left(t, 2) = '{{"' or t = '{{NULL}}' then (t::text[])[1]
+                     else substr(t, 2, length(t) - 2) end
+           from (select {column}.attmissingval::text) m(t))"""
+
+# Of a partitioned table, only its partitions have attmissingval. The function pg_partition_tree()
+# is unsuitable, because it waits for the locks of VACUUM FULL.
+_COLUMNS = f"""
 with recursive part(root, oid) as (
     select c.oid, c.oid
       from pg_class c where c.oid = any(%(oids)s::bigint[]::oid[]) and c.relkind = 'p'
@@ -55,13 +62,13 @@ with recursive part(root, oid) as (
 )
 select a.attrelid::bigint, a.attname, a.atttypid::bigint, a.atttypmod, a.attnum,
        a.attgenerated::text, case c.relkind when 'p' then (
-         select min((l.attmissingval::text::text[])[1])
+         select min({_MISSING.format(column="l")})
            from part p
            join pg_class leaf on leaf.oid = p.oid and leaf.relkind <> 'p'
            join pg_attribute l on l.attrelid = p.oid and l.attname = a.attname
           where p.root = c.oid and not l.attisdropped
-         having count(distinct (l.attmissingval::text::text[])[1]) = 1)
-       else (a.attmissingval::text::text[])[1] end,
+         having count(distinct {_MISSING.format(column="l")}) = 1)
+       else {_MISSING.format(column="a")} end,
        a.atthasdef, a.attnotnull, a.attidentity::text
   from pg_attribute a join pg_class c on c.oid = a.attrelid
  where a.attrelid = any(%(oids)s::bigint[]::oid[]) and a.attnum > 0 and not a.attisdropped

@@ -49,6 +49,43 @@ def _captured(database: Database, *statements: str, publication: str = "pub") ->
 
 @pytest.mark.postgres
 @pytest.mark.every_pg
+def test_a_column_s_missing_value_is_the_text_of_the_rows_from_before(database: Database) -> None:
+    """Also of types whose arrays have another delimiter than a comma, and of partitions."""
+    database.execute("create domain area as box; create type pair as (a box, b text)")
+    database.execute(
+        "create table plain (id int); create table root (id int) partition by range (id);"
+        "create table leaf partition of root for values from (0) to (9);"
+        "create table other partition of root for values from (9) to (19);"
+        "insert into plain values (1); insert into root values (1), (9);"
+        "create publication pub for table plain, root with (publish_via_partition_root)"
+    )
+    defaults = {
+        "box": "(3,4),(1,2)",
+        "area": "(3,4),(1,2)",
+        "box[]": "{(3,4),(1,2);(5,6),(3,4)}",
+        "pair": '("(3,4),(1,2)","x y")',
+        "text": 'it\\ "is", {so}',
+        "varchar": "NULL",
+        "text[]": '{a,"b,c",NULL}',
+        "polygon": "((0,0),(1,1))",
+        "int": "5",
+        "bytea": "\\x",
+        "char(3)": "",
+    }
+    added = ", ".join(
+        f"add c{n} {kind} default $${text}$$" for n, (kind, text) in enumerate(defaults.items())
+    )
+    for table in ("plain", "root"):
+        database.execute(f"alter table {table} {added}, add none text default null")
+    texts = ", ".join(f"format('%s', c{n})" for n in range(len(defaults)))
+    expected = database.query(f"select {texts}, null from plain")[0]
+    for relation in _published(database).values():
+        found = {column.name: column.missing for column in relation.columns[1:]}
+        assert found == dict(zip(found, expected, strict=True)), relation.table
+
+
+@pytest.mark.postgres
+@pytest.mark.every_pg
 def test_types_are_resolved_below_domains_and_arrays(database: Database) -> None:
     """G9."""
     database.execute(

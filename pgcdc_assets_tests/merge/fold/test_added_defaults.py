@@ -184,8 +184,9 @@ def test_rows_of_a_partitioned_table_have_the_default(pipeline: Pipeline) -> Non
     )
     pipeline.copy()
     pipeline.sync()
-    pipeline.database.execute("alter table t add n int default 5")
-    pipeline.database.execute("insert into t values (12, 'b', 6)")
+    pipeline.database.execute("alter table t add n int default 5, add b box default '(3,4),(1,2)'")
+    pipeline.database.execute("insert into t values (12, 'b', 6, null)")
     pipeline.sync()
     pipeline.assert_equal("t")
-    assert pipeline.rows(columns="id, n") == [(1, 5), (11, 5), (12, 6)]
+    box = "(3,4),(1,2)"
+    assert pipeline.rows(columns="id, n, b") == [(1, 5, box), (11, 5, box), (12, 6, None)]
