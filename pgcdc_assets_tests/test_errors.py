@@ -20,7 +20,7 @@ from pgcdc_assets.errors import (
 )
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.stream.errors import stream_failure
-from pgcdc_assets.postgres.stream.transport import ServerError
+from pgcdc_assets.postgres.stream.transport import ServerError, check_notice
 from pgcdc_assets_tests.support.captures import Capturing
 
 
@@ -80,6 +80,59 @@ def test_the_error_of_a_row_in_the_stream_has_no_value_in_any_language(
     assert "geheim" not in str(error)
     assert "SQLSTATE 22023" in str(error)
     assert (f"a row that was written at {lsn} " in str(error)) == bool(lsn)
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "context", "is_gap"),
+    [
+        ("pub été", 'publication "pub \ufffdt\ufffd" does not exist', "pgoutput", True),
+        (
+            "pub",
+            'publication "pub" does not exist',
+            'slot "s", output plugin "pgoutput", in the …',
+            True,
+        ),
+        (
+            "pub",
+            "Publikation »pub« existiert nicht",
+            "Slot »s«, Ausgabe-Plugin »pgoutput«, im …",
+            True,
+        ),
+        (
+            "pub",
+            "la publication « pub » n'existe pas",
+            "slot « s », plugin de sortie « pgoutput »",
+            True,
+        ),
+        (
+            "pub",
+            'type "pub_type" does not exist',
+            'slot "s", output plugin "pgoutput", in the …',
+            False,
+        ),
+        ("pub", 'replication slot "pub" does not exist', "", False),
+    ],
+)
+def test_a_missing_publication_is_recognised_in_any_language(
+    name: str, said: str, context: str, is_gap: bool
+) -> None:
+    error = stream_failure("a server", "s", name, ServerError("42704", said, context))
+    assert (f"publication {name} was dropped and re-created" in str(error)) == is_gap
+
+
+def test_the_warning_of_a_missing_publication_has_the_callback_in_any_language() -> None:
+    """Postgres 18 and newer."""
+    fields = {
+        b"S": "WARNUNG",
+        b"V": "WARNING",
+        b"C": "55000",
+        b"M": "Publikation »pub« wurde übersprungen",
+        b"W": "Slot »s«, Ausgabe-Plugin »pgoutput«, im Callback change, zugehörige LSN 0/1A2B",
+    }
+    with pytest.raises(ServerError) as raised:
+        check_notice(fields)
+    error = stream_failure("a server", "s", "pub", raised.value)
+    assert "publication pub was dropped and re-created" in str(error)
 
 
 @pytest.mark.postgres

@@ -100,7 +100,7 @@ def renew_epoch(
             can_continue = is_ours and slot_health(status, end).can_continue and not has_lost_wal
             if not adopt_slot:
                 check_owner(row, status, zone, _RENEW_REMEDY)
-            if can_continue and not has_publication_gap(conn, status, publication):
+            if can_continue and not has_publication_gap(conn, settings, status, publication):
                 raise ConfigurationError(
                     reason=f"Replication slot {slot} can continue from {end}: no change is lost, "
                     "and dropping the slot would lose changes. Run pgcdc sync instead."

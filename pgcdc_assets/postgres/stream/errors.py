@@ -38,6 +38,10 @@ _IN_CHANGE = re.compile(
 )
 
 
+# A part of the context of each error while the server decodes WAL, in each language.
+_PLUGIN = "pgoutput"
+
+
 def stream_failure(server: str, slot: str, publication: str, error: ServerError) -> PgcdcError:
     """Return the package's error for an error of START_REPLICATION or of the running stream.
 
@@ -56,7 +60,7 @@ def stream_failure(server: str, slot: str, publication: str, error: ServerError)
             active_pid=int(holder[1]) if holder else None,
             application_name="another walsender",
         )
-    if sqlstate == _UNDEFINED_OBJECT and "publication" in message:
+    if sqlstate == _UNDEFINED_OBJECT and _PLUGIN in error.context and _has(message, publication):
         return DefiniteError(
             reason=f"{server}: {reason} as of the WAL position of slot {slot}: publication "
             f"{publication} was dropped and re-created, renamed, or created after the slot. The "
@@ -110,3 +114,12 @@ def stream_failure(server: str, slot: str, publication: str, error: ServerError)
         reason=f"{server}: {reason} (SQLSTATE {sqlstate}) while reading slot {slot}. Nothing "
         "un-landed was confirmed."
     )
+
+
+def _has(message: str, name: str) -> bool:
+    """Return whether a message of any language quotes a name, and not a longer one.
+
+    Characters other than ASCII may be in the encoding of the database: any character matches them.
+    """
+    pattern = ".+".join(map(re.escape, re.split(r"[^\0-\x7f]+", name)))
+    return re.search(rf"(?<!\w){pattern}(?!\w)", message) is not None

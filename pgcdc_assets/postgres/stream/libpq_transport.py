@@ -47,7 +47,7 @@ class LibpqWire:
         conn.notice_handler = self._take_notice
         result = execute(conn, command, settings.start_seconds)
         if result.status != pq.ExecStatus.COPY_BOTH:
-            raise _result_error(result)
+            raise result_error(result)
         conn.nonblocking = 1
         self._readable, self._writable = select.poll(), select.poll()
         self._readable.register(conn.socket, select.POLLIN)
@@ -122,22 +122,14 @@ class LibpqWire:
     def _take_notice(self, result: pq.abc.PGresult) -> None:
         # libpq ignores an exception of a notice handler: keep the error for the next read.
         try:
-            found = check_notice(
-                {
-                    b"V": _field(result, pq.DiagnosticField.SEVERITY_NONLOCALIZED),
-                    b"C": _field(result, pq.DiagnosticField.SQLSTATE),
-                    b"M": _field(result, pq.DiagnosticField.MESSAGE_PRIMARY),
-                    b"R": _field(result, pq.DiagnosticField.SOURCE_FUNCTION),
-                }
-            )
-            self.standby_notice = found or self.standby_notice
+            self.standby_notice = check_libpq_notice(result) or self.standby_notice
         except ServerError as error:
             self._notice = error
 
     def _raise_end(self) -> None:
         result = self._conn.get_result()
         if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
-            raise _result_error(result)
+            raise result_error(result)
         raise StreamEnded
 
     def _consume(self) -> None:
@@ -153,11 +145,29 @@ class LibpqWire:
                 raise TimeoutError("a status packet could not be sent")
 
 
+def check_libpq_notice(result: pq.abc.PGresult) -> str:
+    """Check a notice that libpq has received. See `check_notice`.
+
+    Raises:
+        ServerError: the notice is the warning about a publication.
+    """
+    return check_notice(
+        {
+            b"V": _field(result, pq.DiagnosticField.SEVERITY_NONLOCALIZED),
+            b"C": _field(result, pq.DiagnosticField.SQLSTATE),
+            b"M": _field(result, pq.DiagnosticField.MESSAGE_PRIMARY),
+            b"W": _field(result, pq.DiagnosticField.CONTEXT),
+            b"R": _field(result, pq.DiagnosticField.SOURCE_FUNCTION),
+        }
+    )
+
+
 def _field(result: pq.abc.PGresult, field: pq.DiagnosticField) -> str:
     return (result.error_field(field) or b"").decode(errors="replace")
 
 
-def _result_error(result: pq.abc.PGresult) -> ServerError:
+def result_error(result: pq.abc.PGresult) -> ServerError:
+    """Return the error of a failed command."""
     sqlstate = result.error_field(pq.DiagnosticField.SQLSTATE) or b""
     message = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message
     context = _field(result, pq.DiagnosticField.CONTEXT)

@@ -141,5 +141,5 @@ def check_notice(fields: dict[bytes, str]) -> str:
     if fields.get(b"R") == _STANDBY_CHECK:
         return message
     if fields.get(b"V") == "WARNING" and fields.get(b"C") == _NOT_IN_PREREQUISITE_STATE:
-        raise ServerError(_UNDEFINED_OBJECT, message)
+        raise ServerError(_UNDEFINED_OBJECT, message, fields.get(b"W", ""))
     return ""
