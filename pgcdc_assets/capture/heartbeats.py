@@ -58,9 +58,7 @@ class Heartbeats:
         self._owner: SlotOwner | None = None
         self._problem = ""
         self._ended = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, name=f"heartbeat {self._slot}", daemon=True
-        )
+        self._thread: threading.Thread | None = None
         # Heartbeats that no landed window has recorded yet, oldest first.
         self._written: list[Heartbeat] = []
         # The number of the newest heartbeat: a row that was deleted is written with a higher one.
@@ -81,7 +79,7 @@ class Heartbeats:
         check_restore(row, self._zone, epoch)
 
     def begin(self, conn: Connection, epoch: int, captured_through: Lsn, is_standby: bool) -> None:
-        """Write the owner of the slot, and start the thread, once.
+        """Write the owner of the slot, and start the thread if none is alive.
 
         Args:
             conn: the connection of the lease.
@@ -103,7 +101,9 @@ class Heartbeats:
                 self._report(str(error))
             path = zone.lake.path(zone.name)
             self._owner = SlotOwner(slot, zone.name, path, zone.epochs.create_id(), epoch)
-        if self._thread.ident is None:
+        if self._thread is None or not self._thread.is_alive():
+            name = f"heartbeat {self._slot}"
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._thread.start()
 
     def end(self) -> None:

@@ -13,6 +13,9 @@ import datetime as dt
 import time
 from typing import TYPE_CHECKING
 
+import psycopg2
+
+from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.empty_batches import HEARTBEAT_PREFIX
 
@@ -103,6 +106,16 @@ def emit_heartbeat(conn: Connection) -> None:
 
     A slot does not advance over a non-transactional message (PeerDB-io/peerdb#3904). The server
     must be a primary. The call needs no privilege.
+
+    Raises:
+        TransientError: the server has refused the message, as a server in recovery does.
+        psycopg2.Error: the connection was lost.
     """
     with conn.cursor() as cursor:
-        cursor.execute("select pg_logical_emit_message(true, %s, '')", (PREFIX,))
+        try:
+            cursor.execute("select pg_logical_emit_message(true, %s, '')", (PREFIX,))
+        except psycopg2.Error as error:
+            if conn.closed:
+                raise
+            what = error.diag.message_primary or str(error)
+            raise TransientError(reason=f"No heartbeat was written: {what}.") from error

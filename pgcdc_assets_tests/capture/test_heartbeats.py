@@ -131,6 +131,37 @@ def test_heartbeats_continue_after_an_outage(beating: Capturing, proxy: TcpProxy
         wait_until(lambda: _heartbeat(beating) > before, "a heartbeat after the outage")
 
 
+@pytest.mark.sampled
+def test_messages_continue_after_an_error_of_any_kind(capturing: Capturing) -> None:
+    """A server in recovery, after a switchover, reports an internal error."""
+    capturing.begin("create table t (id int)")
+    functions = capturing.database.query(
+        "select oid::regprocedure::text from pg_proc where proname = 'pg_logical_emit_message'"
+    )
+    reports: list[Report] = []
+    with _session(capturing, MESSAGES, reports) as session:
+        session.land(capturing.window())
+        for (name,) in functions:
+            capturing.database.execute(f"alter function {name} rename to moved")
+
+        def notices() -> list[str]:
+            session.read_current_lsn()
+            return [str(report) for report in reports if isinstance(report, Notice)]
+
+        wait_until(lambda: bool(notices()), "the notice")
+        for (name,) in functions:
+            moved = name.replace("pg_logical_emit_message", "moved")
+            capturing.database.execute(f"alter function {moved} rename to pg_logical_emit_message")
+
+        def has_arrived() -> bool:
+            return session.land(capturing.window()).counts == {"(messages)": {"M": 1}}
+
+        wait_until(has_arrived, "a heartbeat after the errors")
+        [notice] = notices()
+        assert session.finish()
+    assert "No heartbeat was written: function pg_logical_emit_message" in notice
+
+
 def test_heartbeats_that_fail_are_reported_once_and_do_not_end_the_capture(
     capturing: Capturing,
 ) -> None:

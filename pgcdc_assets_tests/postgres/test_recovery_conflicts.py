@@ -1,4 +1,4 @@
-"""Deadlocks, and databases that are dropped, at a standby and at a primary (C3)."""
+"""Deadlocks, dropped databases and heartbeats, at a standby and at a primary (C3)."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from pgcdc_assets.postgres.errors import reported_failure
 from pgcdc_assets.postgres.standby_snapshot import export_standby_snapshot
 from pgcdc_assets.postgres.stream.errors import stream_failure
 from pgcdc_assets.postgres.stream.transport import ServerError
+from pgcdc_assets.postgres.wal import emit_heartbeat
 from pgcdc_assets_tests.support.database import Database, create_database, drop_database
 from pgcdc_assets_tests.support.standby import Source
 from pgcdc_assets_tests.support.waits import wait_until
@@ -185,3 +186,11 @@ def test_a_dropped_database_ends_the_sessions_of_its_standby(source: Source) -> 
     source.wait_for_replay()
     with pytest.raises(ConfigurationError, match=r"does not exist\. Check the database"):
         connect(settings, "test")
+
+
+def test_a_heartbeat_message_on_a_standby_is_a_transient_error(source: Source) -> None:
+    """The server was the primary before a switchover."""
+    with query_connection(source.standby.settings(), "test") as conn:
+        for _ in range(2):
+            with pytest.raises(TransientError, match=r"No heartbeat was written: .*recovery"):
+                emit_heartbeat(conn)
