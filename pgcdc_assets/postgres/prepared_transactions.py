@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.postgres.blocking_transactions import ending_sql
 from pgcdc_assets.postgres.slots import SlotStatus
 
 if TYPE_CHECKING:
@@ -42,8 +43,7 @@ class OpenPreparedTransaction:
     @property
     def remedy(self) -> str:
         """The statements that end the transaction."""
-        gid = self.gid.replace("'", "''")
-        return f"End it by: commit prepared '{gid}', or: rollback prepared '{gid}'."
+        return f"End it by: {ending_sql(self.gid)}."
 
     def __str__(self) -> str:
         seconds = int(self.age.total_seconds())
