@@ -18,6 +18,7 @@ from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.encodings import TextNotConvertible, stored_encoding
 from pgcdc_assets.postgres.relation_resolver import CatalogResolver
 from pgcdc_assets.postgres.stream.connection import ReplicationStream
+from pgcdc_assets.protocol.announcement_runs import AnnouncementRuns
 from pgcdc_assets.protocol.empty_batches import is_empty, is_quiet
 from pgcdc_assets.protocol.frames import MessageBatch
 from pgcdc_assets.protocol.logical_messages import MessageSelection, NonTransactionalMessages
@@ -61,7 +62,8 @@ class SourceStream:
         self._schema: SchemaWatch | None = None
         encoding = stored_encoding(conn) if stream.is_as_stored else None
         self._stored = None if encoding is None else StoredMessages(encoding)
-        self._batches = map(self._converted, stream.batches())
+        self._runs = AnnouncementRuns()
+        self._batches = chain.from_iterable(map(self._received, stream.batches()))
         self._spool = TransactionSpool()
         # Batches behind the last window, and whether they have changes.
         self._hand: deque[MessageBatch] = deque()
@@ -118,8 +120,9 @@ class SourceStream:
         # Not one generator: its end would close `_batches`, which the next window reads.
         return chain(self._take_hand(), self._batches)
 
-    def _converted(self, batch: MessageBatch) -> MessageBatch:
-        return batch if self._stored is None else self._stored.convert(batch)
+    def _received(self, batch: MessageBatch) -> list[MessageBatch]:
+        converted = batch if self._stored is None else self._stored.convert(batch)
+        return self._runs.complete(converted)
 
     def _take_hand(self) -> Iterator[MessageBatch]:
         # A window may end before the last batch.
@@ -135,7 +138,8 @@ class SourceStream:
             PgcdcError: the stream has ended.
         """
         while not self._has_changes and (batch := self.stream.poll()) is not None:
-            self._keep(self._converted(batch))
+            for received in self._received(batch):
+                self._keep(received)
         return self._has_changes
 
     def _keep(self, batch: MessageBatch) -> None:

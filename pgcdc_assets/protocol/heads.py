@@ -161,7 +161,10 @@ def read_actions(batch: MessageBatch) -> npt.NDArray[np.uint8]:
 
 
 def is_for_truncate(actions: npt.NDArray[np.uint8], index: int) -> bool:
-    """Return whether a Relation message precedes a Truncate, among the actions of a batch."""
+    """Return whether a Relation message precedes a Truncate, among the actions of a batch.
+
+    The batch does not end between the two messages (see `announcement_runs`).
+    """
     for later in range(index + 1, len(actions)):
         # A keepalive has the action 0.
         if actions[later] not in (RELATION, TYPE, 0):
