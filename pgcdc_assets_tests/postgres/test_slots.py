@@ -13,7 +13,7 @@ from psycopg2.extras import LogicalReplicationConnection
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConfigurationError, SlotBusy
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.postgres.slot_peeks import claim_slot, has_publication_gap
+from pgcdc_assets.postgres.slot_peeks import has_publication_gap
 from pgcdc_assets.postgres.slots import (
     SlotStatus,
     check_slot_usable,
@@ -24,7 +24,6 @@ from pgcdc_assets.postgres.slots import (
 )
 from pgcdc_assets.postgres.wal import read_current_lsn
 from pgcdc_assets_tests.support.database import Database
-from pgcdc_assets_tests.support.encoded import encoded_database
 from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = pytest.mark.postgres
@@ -330,41 +329,6 @@ def test_a_gap_of_the_publication_is_found_without_confirming_a_change(
             assert not has_gap()
         assert has_gap()
     assert database.value("select confirmed_flush_lsn from pg_replication_slots") == confirmed
-
-
-@pytest.mark.parametrize("encoding", ["SQL_ASCII", "WIN1252"])
-def test_a_gap_behind_a_text_that_is_not_utf_8_is_found(database: Database, encoding: str) -> None:
-    """Names that are not ASCII are those of a database of the encoding."""
-    with encoded_database(database, encoding) as encoded:
-        slot, publication = f"s_{encoded.name}", '"é"' if encoding == "WIN1252" else "pub"
-        encoded.execute("create table t (v text)")
-        encoded.execute(f"create publication {publication} for table t")
-        with create_slot(encoded.settings(), slot):
-            pass
-        with query_connection(encoded.settings(), "test") as conn:
-            for is_gap in (False, True):
-                encoded.execute("insert into t values ('\\x81'::bytea::text)")
-                encoded.execute(f"drop publication {publication}")
-                if is_gap:
-                    encoded.execute("insert into t values ('a')")
-                encoded.transaction(
-                    "set local synchronous_commit = on",
-                    f"create publication {publication} for table t",
-                )
-                status = read_slot_status(conn, slot)
-                assert status is not None
-                found = has_publication_gap(
-                    conn, encoded.settings(), status, publication.strip('"')
-                )
-                assert found == is_gap
-
-
-def test_a_failed_claim_leaves_the_connection_usable(database: Database) -> None:
-    with query_connection(database.settings(), "test") as conn:
-        claim_slot(conn, "missing", "pub")
-        assert read_slot_status(conn, "missing") is None
-        conn.close()
-        claim_slot(conn, "missing", "pub")
 
 
 @pytest.mark.every_pg
