@@ -104,8 +104,8 @@ def _explained(task: MergeTask, error: Exception, session: SparkSession | None) 
         return TableRefused(
             table=name,
             reason=f"Spark reported {condition}, which a retry would raise again. Nothing was "
-            "committed; the cause is in the log. If the Delta table was altered by hand, undo "
-            "the alteration; otherwise rebuild the table: pgcdc rebuild",
+            "committed; Spark's log may have the details. If the Delta table was altered by "
+            "hand, undo the alteration; otherwise rebuild the table: pgcdc rebuild",
         )
     return _transient(name, condition)
 
@@ -155,7 +155,7 @@ def _null_key(task: MergeTask, column: str) -> MergeConflict:
 def _transient(name: str, condition: str) -> TransientError:
     return TransientError(
         reason=f"Table {name} was not merged: Spark reported {condition}. Nothing of it was "
-        "committed; the cause is in the log."
+        "committed; Spark's log may have the details."
     )
 
 

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException, PySparkRuntimeError
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession as SparkSession
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
@@ -47,6 +48,9 @@ _SECONDS_TO_EXIT = 3
 
 # PySpark sets this variable in a client of a server: its functions then build Connect columns.
 _IN_CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
+# PySpark writes the texts of errors to standard error with these loggers, also of handled errors. A
+# text may quote values of rows, and Dagster shows the standard error of a run.
+_LOGGERS_OF_TEXTS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 _NOT_LAUNCHED = "JAVA_GATEWAY_EXITED"
 _RAW_LITERALS = "spark.sql.parser.escapedStringLiterals"
 
@@ -96,12 +100,15 @@ def started(session: SparkSession, conf: Mapping[str, str]) -> SparkSession:
     """Return a session that this process started, with what follows from its start arranged.
 
     The process remembers the jars that an embedded session has resolved, ends the session's jobs
-    at an interrupt, and releases a session on a server at its end.
+    at an interrupt, and releases a session on a server at its end. PySpark's loggers of the texts
+    of errors are disabled.
 
     Args:
         session: the session.
         conf: the requested settings, before `start_conf`.
     """
+    for name in _LOGGERS_OF_TEXTS:
+        PySparkLogger.getLogger(name).disabled = True
     if _client(session) is None:
         # Not the session's setting `spark.jars`: PySpark replaces the resolved jars by `conf`'s.
         properties: Any = SparkContext._jvm

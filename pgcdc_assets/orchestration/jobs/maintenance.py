@@ -117,25 +117,25 @@ def build_maintenance_job(
             remove_stale(zone.lake, zone.name, STALE_AFTER)
             if capture.has_message_table:
                 MessageTable(zone).maintain()
-        for schema, table, scd in sorted(keys):
-            path = table_path(zone.lake, zone.name, schema, table, scd)
-            try:
-                state = read_scd_state(zone.lake, zone.name, path)
-                if state is None:
+            for schema, table, scd in sorted(keys):
+                path = table_path(zone.lake, zone.name, schema, table, scd)
+                try:
+                    state = read_scd_state(zone.lake, zone.name, path)
+                    if state is None:
+                        continue
+                    renew_watermark(session, zone, state)
+                    report = maintain_table(session, zone.lake, path, policy.keep_hours)
+                except PgcdcError as error:
+                    failures.append((str(TableName(schema, table)), error))
                     continue
-                renew_watermark(session, zone, state)
-                report = maintain_table(session, zone.lake, path, policy.keep_hours)
-            except PgcdcError as error:
-                failures.append((str(TableName(schema, table)), error))
-                continue
-            context.log.info(
-                f"{TableName(schema, table)} (scd{scd}): "
-                + (
-                    "postponed, because a merge changed the same files"
-                    if report.is_postponed
-                    else f"{report.files_before} files became {report.files_after}"
+                context.log.info(
+                    f"{TableName(schema, table)} (scd{scd}): "
+                    + (
+                        "postponed, because a merge changed the same files"
+                        if report.is_postponed
+                        else f"{report.files_before} files became {report.files_after}"
+                    )
                 )
-            )
         if failures:
             raise_failed("Not maintained", failures, capture.name)
 

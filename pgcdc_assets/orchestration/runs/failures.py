@@ -2,12 +2,15 @@
 
 A transient error is retried a few times inside the run. Any other error fails the step at once. The
 original error remains in the chain of causes, so that its class can be read from the run's events.
+
+Dagster records the texts of the whole chain in the events of a run. The text of another library's
+error may quote values of rows, so a `LibraryError` replaces the error: it has the stack only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 import dagster as dg
@@ -22,6 +25,31 @@ FAILED_TABLES = "tables"
 _EXPLAINED = 10
 
 
+class LibraryError(Exception):
+    """An error of another library, or a defect, without its text, which may quote values of rows.
+
+    The error has the traceback of the original error.
+    """
+
+    @classmethod
+    def of(cls, error: BaseException) -> LibraryError:
+        """Return the error with the class of the original error, and with its condition."""
+        from pgcdc_assets.spark.errors import condition_of
+
+        name = type(error).__name__
+        detail = error.strerror if isinstance(error, OSError) and error.errno else None
+        if detail is None and isinstance(error, Exception):
+            # Spark's condition is unknown if the JVM has ended.
+            with suppress(Exception):
+                detail = condition_of(error)
+        known = f"{name} ({detail})" if detail not in (None, name) else name
+        text = f"{known}. Its text may quote values of rows, so the text is not recorded"
+        return cls(text).with_traceback(error.__traceback__)
+
+
+_SAFE = (errors.PgcdcError, LibraryError)
+
+
 @contextmanager
 def dagster_failures(capture: str) -> Iterator[None]:
     """Convert errors of this package to errors of Dagster inside the block.
@@ -31,15 +59,41 @@ def dagster_failures(capture: str) -> Iterator[None]:
 
     Raises:
         RetryRequested: for a transient error.
-        Failure: for any other error, without retries.
+        Failure: for any other error of this package, without retries.
+        LibraryError: for an error of another library, or a defect.
     """
     try:
         yield
+    except (dg.Failure, dg.RetryRequested, dg.DagsterError):
+        raise
     except errors.TransientError as error:
-        raise dg.RetryRequested(MAX_RETRIES, SECONDS_BETWEEN) from error
+        raise dg.RetryRequested(MAX_RETRIES, SECONDS_BETWEEN) from without_values(error)
     except errors.PgcdcError as error:
         named = error.in_capture(capture)
-        raise failure_of(named) from named
+        raise failure_of(named) from without_values(named)
+    except Exception as error:
+        shown = without_values(error)
+        raise shown from shown.__cause__
+
+
+def without_values(error: Exception) -> BaseException:
+    """Return the error with a chain of causes without texts of other libraries.
+
+    An error of this package is the same object with a new cause. Any other error is replaced.
+    """
+    chain: list[BaseException] = [error]
+    while (cause := _cause_of(chain[-1])) is not None and cause not in chain:
+        chain.append(cause)
+    shown = [each if isinstance(each, _SAFE) else LibraryError.of(each) for each in chain]
+    for each, cause in zip(shown, [*shown[1:], None], strict=True):
+        # The assignment also hides the context.
+        each.__cause__ = cause
+    return shown[0]
+
+
+def _cause_of(error: BaseException) -> BaseException | None:
+    """Return the error that a traceback shows above an error."""
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def failure_of(error: errors.PgcdcError) -> dg.Failure:
@@ -64,7 +118,7 @@ def raise_failed(what: str, failures: Sequence[tuple[str, Exception]], capture: 
     ]
     lasting = [error for _, error in failures if not isinstance(error, errors.TransientError)]
     if not lasting:
-        raise dg.RetryRequested(MAX_RETRIES, SECONDS_BETWEEN) from failures[0][1]
+        raise dg.RetryRequested(MAX_RETRIES, SECONDS_BETWEEN) from without_values(failures[0][1])
     first = lasting[0]
     records = [
         dg.TableRecord(
@@ -80,7 +134,7 @@ def raise_failed(what: str, failures: Sequence[tuple[str, Exception]], capture: 
             FAILED_TABLES: dg.MetadataValue.table(records),
         },
         allow_retries=False,
-    ) from first
+    ) from without_values(first)
 
 
 def _explained(failures: Sequence[Exception]) -> str:
