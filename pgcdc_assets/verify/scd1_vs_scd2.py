@@ -18,7 +18,7 @@ from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import comparable_sql, identifier, string
-from pgcdc_assets.tables.columns import DELETED, IS_CURRENT, SCD2_COLUMNS
+from pgcdc_assets.tables.columns import DELETED, IS_CURRENT, RESCUED, SCD2_COLUMNS
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify.ignored_columns import find_owned_names
 from pgcdc_assets.verify.merge_key import MergeKey
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _CURRENT_VIEW = "pgcdc_current"
 _IMAGE_VIEW = "pgcdc_image"
+_NO_ENTRIES = "CAST(array() AS ARRAY<STRUCT<key: STRING, value: STRING>>)"
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,9 @@ class PairComparison:
             if name not in ours and types.get(name) == kind
         }
         parts = [comparable_sql(identifier(name), kind.upper()) for name, kind in columns.items()]
-        # Spark cannot compare maps, and the order of their entries has no meaning.
+        # Spark cannot compare maps, and the order of their entries has no meaning. A map without
+        # entries is NULL, and a history also keeps the entries of dropped columns.
         listed = ", ".join(map(string, columns))
-        parts.append(f"array_sort(filter(map_entries(_rescued), entry -> entry.key IN ({listed})))")
+        entries = f"coalesce(map_entries({RESCUED}), {_NO_ENTRIES})"
+        parts.append(f"array_sort(filter({entries}, entry -> entry.key IN ({listed})))")
         return f"struct({', '.join(f'{part} AS compared_{n}' for n, part in enumerate(parts))})"

@@ -343,6 +343,24 @@ def test_soft_deleted_rows_are_not_compared(session: SparkSession, zone: RawZone
     assert broken(tables.check_all(2, soft)) == {Rule.ROW_COUNTS: 1}
 
 
+@pytest.mark.sampled
+def test_entries_of_a_dropped_column_are_not_compared(session: SparkSession, zone: RawZone) -> None:
+    """SCD1 has no entry of a dropped column after the next change of the row; the history has."""
+    before = relation(column("id"), column("d", "date", attnum=2), column("v", "date", attnum=3))
+    after = relation(column("id"), column("v", "date", attnum=3))
+    landing = Landing(zone, [before, after])
+    tables = Merged(session, landing)
+    landing.begin()
+    landing.land([insert("1", "infinity", "2024-01-01"), insert("2", "infinity", "infinity")])
+    tables.merge(BOTH)
+    landing.land([insert("3", "2024-01-01", version=2)])
+    tables.merge(BOTH)
+    assert not broken(tables.check_merged(2, BOTH))
+    assert not broken(tables.check_all(2, BOTH))
+    DeltaTable(tables.path(1)).update(predicate="id = 2", updates={"_rescued": "null"})
+    assert broken(tables.check_all(2, BOTH)) == {Rule.NOT_IN_SCD1: 1}
+
+
 @pytest.mark.parametrize("names", [("id",), ("a, b", 'c"d', '", "')])
 def test_a_key_is_read_exactly(names: tuple[str, ...]) -> None:
     assert parse_key(key_text(names)) == names
