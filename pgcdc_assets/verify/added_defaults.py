@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.lsn import Lsn
@@ -20,7 +21,7 @@ from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import identifier, string
-from pgcdc_assets.tables.columns import VALID_FROM_EPOCH, VALID_FROM_LSN
+from pgcdc_assets.tables.columns import VALID_FROM_EPOCH
 from pgcdc_assets.verify.table_version import TableVersion
 
 if TYPE_CHECKING:
@@ -81,36 +82,54 @@ def count_missing(
     rows: DataFrame,
     columns: Sequence[AddedColumn],
     epoch: Epoch,
-    tracked: Sequence[str] | None,
+    table: CdcTable,
+    scd: int,
+    pinned: TableVersion,
 ) -> int:
     """Count the rows that lack the default of a column.
 
     Args:
         rows: the table's rows.
         epoch: the table's newest epoch.
-        tracked: columns whose change opens a version of a history; None: all columns.
+        scd: 1 or 2.
+        pinned: the version with these rows.
     """
+    is_older = partial(
+        _is_older_in_history if scd == 2 else _is_older_in_image,
+        epoch=epoch,
+        table=table,
+        pinned=pinned,
+    )
     missing = " OR ".join(
         f"({identifier(column.name)} IS NULL "
         f"AND try_element_at(_rescued, {string(column.name)}) IS NULL "
-        f"AND {_is_older(rows.columns, column, epoch, tracked)})"
+        f"AND {is_older(column)})"
         for column in columns
     )
     return rows.where(missing).count()
 
 
-def _is_older(
-    names: Sequence[str], column: AddedColumn, epoch: Epoch, tracked: Sequence[str] | None
+def _is_older_in_history(
+    column: AddedColumn, epoch: Epoch, table: CdcTable, pinned: TableVersion
 ) -> str:
-    """Write the SQL condition that a row is older than the column."""
+    """Write the SQL condition that a version of a history is older than the column."""
     since, start = int(column.since), int(epoch.start_lsn)
-    if VALID_FROM_LSN in names:
-        made = f"_valid_from_lsn >= {start} AND _valid_from_lsn < {since}"
-        if VALID_FROM_EPOCH in names:
-            made += f" AND _valid_from_epoch = {epoch.epoch}"
-        if tracked is not None and column.name not in tracked:
-            # A change of the column alone opens no version, but updates the current version.
-            made += f" AND _valid_to_lsn <= {since}"
-        return made
-    made = f"_lsn >= {start} AND _lsn < {since}"
-    return f"{made} AND _op <> 'T'" if "_op" in names else made
+    made = f"_valid_from_lsn >= {start} AND _valid_from_lsn < {since}"
+    if VALID_FROM_EPOCH in pinned.columns:
+        made += f" AND _valid_from_epoch = {epoch.epoch}"
+    if table.tracked is not None and column.name not in table.tracked:
+        # A change of the column alone opens no version, but updates the current version.
+        made += f" AND _valid_to_lsn <= {since}"
+    return made
+
+
+def _is_older_in_image(
+    column: AddedColumn, epoch: Epoch, table: CdcTable, pinned: TableVersion
+) -> str:
+    """Write the SQL condition that a row of SCD1 is older than the column.
+
+    A source may have a column `_op` too, unless the table is a log of changes.
+    """
+    made = f"_lsn >= {int(epoch.start_lsn)} AND _lsn < {int(column.since)}"
+    is_log = table.without_key == "log" and not (pinned.key or table.soft_deletes)
+    return f"{made} AND _op <> 'T'" if is_log else made

@@ -200,8 +200,9 @@ class _Check:
             return
         rows = self._read(pinned)
         newest = next(e for e in epochs if pinned.watermark and e.epoch == pinned.watermark.epoch)
-        tracked = self.table.tracked
-        self.violations[Rule.MISSING_DEFAULTS] = count_missing(rows, added, newest, tracked)
+        self.violations[Rule.MISSING_DEFAULTS] = count_missing(
+            rows, added, newest, self.table, self.scd, pinned
+        )
 
     def _compare_kinds(
         self,
