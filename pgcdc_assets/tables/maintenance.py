@@ -58,6 +58,8 @@ _FEATURES = frozenset(
     }
 )
 
+# Delta's property: whether a checkpoint deletes log entries that are past their retention.
+_LOG_CLEANUP = "delta.enableExpiredLogCleanup"
 # Delta's check refuses a shorter retention, because a reader or writer could still use the files.
 _CHECKED_HOURS = 168.0
 # VACUUM also deletes files that no commit references yet. No merge takes so long.
@@ -196,10 +198,12 @@ def _clean_log(lake: Lake, path: str) -> None:
 
     Spark deletes them only when it writes a checkpoint, and delta-rs writes most checkpoints here,
     with the watermarks. A table with further features keeps its log, until Spark deletes entries.
+    The owner of a table can switch the deletion off, as in Delta: `_LOG_CLEANUP`.
     """
     table = open_table(lake, path)
     if table is not None:
-        if _FEATURES.issuperset(table.protocol().writer_features or ()):
+        is_on = table.metadata().configuration.get(_LOG_CLEANUP, "true").lower() != "false"
+        if is_on and _FEATURES.issuperset(table.protocol().writer_features or ()):
             with suppress(DeltaError, OSError):
                 delete_checksum_of_hint(lake, path)
                 shorten_log(lake, path, table)

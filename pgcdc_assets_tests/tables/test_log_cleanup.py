@@ -107,6 +107,20 @@ def test_an_unusable_checkpoint_does_not_cost_the_log(
     assert not Path(path, FOLDER, f"{0:020d}.json").exists(), "the old entries are removed"
 
 
+@pytest.mark.parametrize("value", ["false", "FALSE", "true"])
+def test_the_owner_of_a_table_can_keep_its_log(lake: Lake, value: str) -> None:
+    path = lake.path("t")
+    settled_table(path, 5)
+    setting = {"delta.enableExpiredLogCleanup": value}
+    DeltaTable(path).alter.set_table_properties(setting, raise_if_not_exists=False)
+    DeltaTable(path).create_checkpoint()
+    commit(path, 2)
+    make_old(path)
+    maintain_table(no_spark, lake, path, 1)
+    is_kept = Path(path, FOLDER, f"{0:020d}.json").exists()
+    assert is_kept == (value != "true")
+
+
 def test_the_commit_of_a_watermark_removes_no_entry(zone: RawZone) -> None:
     path = table_path(zone.lake, zone.name, "shop", "items", 1)
     settled_table(path, 10)
