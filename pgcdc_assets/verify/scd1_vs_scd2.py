@@ -9,7 +9,7 @@ tables contain the number of all rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import ConfigurationError
@@ -18,7 +18,14 @@ from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import comparable_sql, identifier, string
-from pgcdc_assets.tables.columns import DELETED, IS_CURRENT, RESCUED, SCD2_COLUMNS
+from pgcdc_assets.tables.columns import (
+    DELETED,
+    IS_CURRENT,
+    RESCUED,
+    SCD1_COLUMNS,
+    SCD2_COLUMNS,
+    SOFT_DELETE_COLUMNS,
+)
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify.ignored_columns import find_owned_names
 from pgcdc_assets.verify.merge_key import MergeKey
@@ -44,11 +51,23 @@ class Pair:
 
     Attributes:
         owned: columns that the owner has added to the history.
+        soft_deletes: the setting of the table.
     """
 
     image: TableVersion
     history: TableVersion
-    owned: frozenset[str] = frozenset()
+    owned: frozenset[str]
+    soft_deletes: bool
+
+    @property
+    def marks_deleted(self) -> bool:
+        """Whether SCD1 keeps deleted rows, and marks these rows.
+
+        A history may also have kept a dropped column of the source with the name of the mark.
+        """
+        if DELETED not in self.image.columns:
+            return False
+        return self.soft_deletes or DELETED not in self.history.columns
 
 
 def find_pair(
@@ -75,8 +94,9 @@ def find_pair(
         return "the two tables have different keys"
     log = open_merged(zone, history.path, name, history.version)
     owned = find_owned_names(zone, table.name, log)
+    pair = Pair(image, history, owned, table.soft_deletes)
     if image.watermark == history.watermark:
-        return Pair(image, history, owned)
+        return pair
     progress = f"SCD1 is merged through {_text(image)}, this table through {_text(history)}"
     if not goes_back or image.watermark is None or history.watermark is None:
         return progress
@@ -88,7 +108,7 @@ def find_pair(
     earlier = read_table_version(zone, ahead.path, name, epochs, found.version)
     if earlier.watermark != (epoch, lsn) or earlier.key != history.key:
         return progress
-    return Pair(earlier, history, owned) if ahead is image else Pair(image, earlier, owned)
+    return replace(pair, image=earlier) if ahead is image else replace(pair, history=earlier)
 
 
 def _text(pinned: TableVersion) -> str:
@@ -131,7 +151,7 @@ class PairComparison:
     def count_difference(self) -> int:
         """Return the difference of the row counts, usually from the logs, without a scan."""
         image, history = self.pair.image.row_count, self.pair.history.current_count
-        if image is None or self._marks_deleted():
+        if image is None or self.pair.marks_deleted:
             image = self._image().count()
         if history is None:
             history = self._history().count()
@@ -143,16 +163,13 @@ class PairComparison:
 
     def _image(self) -> DataFrame:
         rows = read_pinned(self.session, self.pair.image, is_small=self.is_small)
-        return rows.where(f"NOT coalesce({DELETED}, false)") if self._marks_deleted() else rows
-
-    def _marks_deleted(self) -> bool:
-        """Return whether SCD1 keeps deleted rows. Both tables have a source column of that name."""
-        return DELETED in self.pair.image.columns and DELETED not in self.pair.history.columns
+        return rows.where(f"NOT coalesce({DELETED}, false)") if self.pair.marks_deleted else rows
 
     def _content(self, history: DataFrame, image: DataFrame) -> str:
         """Write the SQL of the compared columns: the source's with the same type in both tables."""
         types = dict(image.dtypes)
-        ours = {name for name, _, _ in SCD2_COLUMNS} | self.pair.owned
+        system = SOFT_DELETE_COLUMNS if self.pair.marks_deleted else SCD1_COLUMNS
+        ours = {name for name, _, _ in (*SCD2_COLUMNS, *system)} | self.pair.owned
         columns = {
             name: kind
             for name, kind in history.dtypes

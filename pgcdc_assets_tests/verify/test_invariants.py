@@ -344,6 +344,27 @@ def test_soft_deleted_rows_are_not_compared(session: SparkSession, zone: RawZone
 
 
 @pytest.mark.sampled
+def test_soft_deleted_rows_are_not_compared_if_the_history_has_a_column_of_that_name(
+    session: SparkSession, zone: RawZone
+) -> None:
+    """The source has dropped its column `_deleted`, which the history has kept."""
+    marked = relation(column("id"), column("_deleted", "bool", attnum=2))
+    landing = Landing(zone, [marked, relation(column("id"))])
+    tables = Merged(session, landing)
+    landing.begin()
+    landing.land([insert("1", "t"), insert("2", "f")])
+    tables.merge(HISTORY)
+    landing.copy([("1",), ("2",)], version=2)
+    landing.land([insert("3", version=2)], [delete("2", version=2)])
+    soft = replace(BOTH, soft_deletes=True)
+    tables.merge(replace(soft, scd=(1,)))
+    tables.merge(HISTORY)
+    assert not broken(tables.check_all(2, soft))
+    DeltaTable(tables.path(1)).update(predicate="id = 2", updates={"_deleted": "false"})
+    assert broken(tables.check_all(2, soft)) == {Rule.ROW_COUNTS: 1}
+
+
+@pytest.mark.sampled
 def test_entries_of_a_dropped_column_are_not_compared(session: SparkSession, zone: RawZone) -> None:
     """SCD1 has no entry of a dropped column after the next change of the row; the history has."""
     before = relation(column("id"), column("d", "date", attnum=2), column("v", "date", attnum=3))
