@@ -9,7 +9,7 @@ from typing import Any
 import psycopg2
 import pytest
 
-from pgcdc_assets.capture import landing, schema_watch
+from pgcdc_assets.capture import landing, source_look
 from pgcdc_assets.capture.epoch import renew_epoch
 from pgcdc_assets.capture.schema_watch import poll_catalog
 from pgcdc_assets.capture.snapshot import snapshot_tables
@@ -258,7 +258,7 @@ def test_a_poll_during_a_change_is_repeated(
         changes.clear()
         return found
 
-    monkeypatch.setattr(schema_watch, "read_definitions", slow)
+    monkeypatch.setattr(source_look, "read_definitions", slow)
     assert shown(poll(capturing)) == ["t column_dropped a"]
     assert poll(capturing) == []
 
@@ -288,7 +288,7 @@ def test_a_failed_poll_is_a_warning_of_the_capture(
     def cancelled(*arguments: object) -> str:
         raise psycopg2.errors.QueryCanceled("canceling statement due to statement timeout")
 
-    monkeypatch.setattr(schema_watch, "read_catalog_digest", cancelled)
+    monkeypatch.setattr(source_look, "read_catalog_digest", cancelled)
     report = capturing.capture()
     assert [w for w in report.warnings if "catalog was not compared" in w]
     assert shown(capturing.zone.schema_events.read()) == ["t table_recreated!"]
@@ -299,7 +299,7 @@ def test_an_unchanged_catalog_is_one_query(
 ) -> None:
     capturing.begin(_TABLE)
     assert poll(capturing) == []
-    monkeypatch.setattr(schema_watch, "read_definitions", None)
+    monkeypatch.setattr(source_look, "read_definitions", None)
     assert poll(capturing) == []
     loaded = capturing.zone.definitions.table.load()
     assert loaded is not None
