@@ -44,6 +44,16 @@ class SourceLook:
 
 
 def read_source(conn: Connection, publication: str, base: CatalogLook) -> SourceLook:
+    """Read the definitions of the published tables, if the catalog has changed since a look.
+
+    Args:
+        conn: a connection to the source database in autocommit mode.
+        publication: the publication's name.
+        base: the look before.
+
+    Raises:
+        TransientError: the catalog changed during each attempt.
+    """
     digest = read_catalog_digest(conn, publication, base.tables)
     for _ in range(_ATTEMPTS):
         if digest == base.digest:

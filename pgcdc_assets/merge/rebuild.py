@@ -115,10 +115,11 @@ def rebuild_table(
             "merge builds it from raw."
         )
     remove_stale(zone.lake, zone.name, STALE_AFTER)
-    gate = read_gate(zone, target, scd, before.watermark, window.end_position)
-    if target.schema_policy == STOP and (gate is None or not gate.is_reached(window.end_position)):
-        # The table has followed the replayable changes under another setting.
-        target = replace(target, on_schema_change=ASK)
+    if target.schema_policy == STOP:
+        gate = read_gate(zone, target, scd, before.watermark, window.end_position)
+        if gate is None or not gate.is_reached(window.end_position):
+            # The table has followed the replayable changes under another setting.
+            target = replace(target, on_schema_change=ASK)
     with staging_root(zone.lake, zone.name, REBUILD) as root:
         changes_read = _build(spark, zone, replace(target, scd=(scd,)), window, root, before)
         failpoints.reach(failpoints.AFTER_REBUILD_STAGED)

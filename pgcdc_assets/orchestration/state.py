@@ -117,6 +117,12 @@ def watermarks(zone: RawZone, table: CdcTable) -> list[Position]:
     return [mark for mark in marks if mark is not None]
 
 
+def lowest_watermark(zone: RawZone, table: CdcTable) -> Position | None:
+    """Return the lowest watermark of a table; None if one of its SCD tables has none."""
+    marks = watermarks(zone, table)
+    return min(marks) if marks and len(marks) == len(table.scd) else None
+
+
 def captured_through(zone: RawZone, epoch: Epoch) -> Position:
     """Return the end of the raw zone: the end of the newest window, else the epoch's start."""
     return Position(epoch.epoch, zone.changes.captured_through(epoch.epoch) or epoch.start_lsn)
@@ -167,15 +173,10 @@ def read_gates(zone: RawZone, capture: CdcCapture) -> dict[TableName, SchemaGate
         if gate is None:
             continue
         is_passable = any(not event.needs_snapshot for event in gate.events)
-        left = gate.after(_lowest_watermark(zone, table)) if is_passable else gate
+        left = gate.after(lowest_watermark(zone, table)) if is_passable else gate
         if left is not None:
             found[table.name] = left
     return found
-
-
-def _lowest_watermark(zone: RawZone, table: CdcTable) -> Position | None:
-    marks = watermarks(zone, table)
-    return min(marks) if marks and len(marks) == len(table.scd) else None
 
 
 def _gates(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import psycopg2
 import pytest
@@ -121,9 +120,7 @@ def test_the_rows_around_an_invalid_value_are_landed_once(
 ) -> None:
     """Old tuples, unchanged TOAST, an aborted subtransaction and a gid that is not ASCII."""
     database = encoded
-    through = replace(
-        capturing, database=database, slot=f"s_{database.name}", conninfo=database.conninfo
-    ).begin(
+    through = capturing.of(database).begin(
         "create table t (id int primary key, v text, big text)",
         "alter table t alter big set storage external",
         "alter table t replica identity full",
@@ -169,9 +166,7 @@ def test_a_value_of_the_next_window_does_not_end_this_window(
     encoded: Database, capturing: Capturing, is_next_landed: bool
 ) -> None:
     """The stream reads ahead: its end arrives while the window before is landed or confirmed."""
-    through = replace(
-        capturing, database=encoded, slot=f"s_{encoded.name}", conninfo=encoded.conninfo
-    ).begin("create table t (id int primary key, v text)")
+    through = capturing.of(encoded).begin("create table t (id int primary key, v text)")
     bad = "insert into t values ({}, '\\x81'::bytea::text)"
     good = "insert into t values ({}, 'é')"
     (first,) = through.windows_of(good.format(1))
@@ -220,9 +215,7 @@ def test_an_illegible_text_of_the_catalog_stops_no_other_table(
     encoded: Database, capturing: Capturing, ddl: str, is_refused: bool
 ) -> None:
     """Neither a row nor an event of the other tables is missing."""
-    through = replace(
-        capturing, database=encoded, slot=f"s_{encoded.name}", conninfo=encoded.conninfo
-    ).begin(
+    through = capturing.of(encoded).begin(
         "create type label as enum ('x')",
         "create table t (id int primary key, v text)",
         "create table other (id int primary key, v text, l label)",

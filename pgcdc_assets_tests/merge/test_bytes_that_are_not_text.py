@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import psycopg2
 import pytest
@@ -33,9 +32,7 @@ def ascii_capturing(capturing: Capturing) -> Iterator[Capturing]:
         ).format(sql.Identifier(database.name))
     )
     try:
-        yield replace(
-            capturing, database=database, slot=f"s_{database.name}", conninfo=database.conninfo
-        )
+        yield capturing.of(database)
     finally:
         drop_database(database)
 

@@ -66,6 +66,11 @@ class Capturing:
         )
         return found
 
+    def of(self, database: Database) -> Capturing:
+        """Return the capture of another database into the same raw zone."""
+        slot = f"s_{database.name}"
+        return replace(self, database=database, slot=slot, conninfo=database.conninfo)
+
     def through(self, conninfo: str) -> Capturing:
         """Return the same capture with another connection string."""
         return replace(self, conninfo=conninfo)

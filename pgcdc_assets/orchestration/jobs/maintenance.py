@@ -25,7 +25,7 @@ from pgcdc_assets.orchestration.runs.executor import run_executor
 from pgcdc_assets.orchestration.runs.failures import dagster_failures, raise_failed
 from pgcdc_assets.orchestration.runs.record_retention import delete_old_records
 from pgcdc_assets.orchestration.runs.records import CAPTURE_TAG
-from pgcdc_assets.orchestration.state import read_state, watermarks
+from pgcdc_assets.orchestration.state import lowest_watermark, read_state
 from pgcdc_assets.raw.maintenance import maintain_raw_zone
 from pgcdc_assets.raw.retention import (
     RetentionReport,
@@ -187,10 +187,9 @@ def _merged_images(zone: RawZone, capture: CdcCapture) -> dict[TableName, Positi
     """Return the watermarks of the tables that a snapshot replaces completely."""
     merged = {}
     for table in capture.tables:
-        target, marks = table, watermarks(zone, table)
-        keeps_history = any(target.keeps_history(scd) for scd in table.scd)
-        if marks and len(marks) == len(table.scd) and not keeps_history:
-            merged[table.name] = min(marks)
+        lowest = lowest_watermark(zone, table)
+        if lowest is not None and not any(map(table.keeps_history, table.scd)):
+            merged[table.name] = lowest
     return merged
 
 
