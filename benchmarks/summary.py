@@ -27,6 +27,7 @@ SUMMARY: Mapping[str, Sequence[tuple[str, str, str]]] = {
             "CPU of the same over TCP",
             "`pg_recvlogical` to a file",
         ),
+        ("capture_cpu_per_million_changes", "CPU for a million changes over TCP", "limit"),
         ("capture_cpu_tls_vs_tcp", "CPU of the same over TLS", "over TCP"),
         (
             "capture_cpu_tls_vs_pg_recvlogical",
