@@ -25,7 +25,7 @@ from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
 from pgcdc_assets.postgres.connection import ConnectionSettings
-from pgcdc_assets.postgres.libpq import connect, execute
+from pgcdc_assets.postgres.libpq import establish, execute
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
@@ -109,10 +109,11 @@ def _request(settings: ConnectionSettings, connection: Connection) -> _Request |
 
 def _send(request: _Request) -> bool:
     conninfo = make_conninfo(request.settings.conninfo_for("cancel"), **request.server)
-    conn = pq.PGconn.connect_start(conninfo.encode())
     try:
-        if not connect(conn, _LIMIT_SECONDS):
-            return False
+        conn = establish(conninfo, _LIMIT_SECONDS)
+    except psycopg.OperationalError:
+        return False
+    try:
         application = bytes(pq.Escaping(conn).escape_literal(request.application.encode()))
         statement = _CANCEL.format(pid=request.pid, application=application.decode())
         answer = execute(conn, statement.encode(), _LIMIT_SECONDS)

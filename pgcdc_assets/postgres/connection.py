@@ -134,6 +134,21 @@ class ConnectionSettings:
         }
         return defaults | self.parameters()
 
+    def connect_seconds(self) -> int:
+        """Return the time limit of one address; 0 or less: no limit, as in libpq.
+
+        Raises:
+            ConfigurationError: the limit in the connection string is not a number.
+        """
+        given = self.parameters().get("connect_timeout")
+        try:
+            return int(given or self.connect_timeout)
+        except ValueError:
+            raise ConfigurationError(
+                reason=f"The connect_timeout of the connection string ({self.variable}) is not a "
+                "number of seconds."
+            ) from None
+
     def application_name(self, purpose: str) -> str:
         """Return the `application_name` of a connection, for pg_stat_activity."""
         name = f"pgcdc {purpose} {self.name}".rstrip()

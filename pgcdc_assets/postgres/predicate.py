@@ -21,8 +21,7 @@ from psycopg.errors import lookup
 from pgcdc_assets.errors import ConfigurationError, ConnectionLost, PgcdcError, TransientError
 from pgcdc_assets.postgres.catalog import PublishedTable
 from pgcdc_assets.postgres.connection import ConnectionSettings
-from pgcdc_assets.postgres.errors import connection_failure
-from pgcdc_assets.postgres.libpq import connect, execute, prepare
+from pgcdc_assets.postgres.libpq import execute, open_session, prepare
 from pgcdc_assets.table_name import quoted
 
 _PARENTHESES = ("(\n", "\n)")
@@ -68,16 +67,13 @@ def check_predicate(settings: ConnectionSettings, table: PublishedTable, predica
 @contextmanager
 def _session(settings: ConnectionSettings, table: str) -> Iterator[pq.abc.PGconn]:
     server, doing = settings.describe(), f"checking the predicate for {table}"
-    conninfo = settings.conninfo_for(
+    conn = open_session(
+        settings,
         "predicate",
         statement_timeout_ms=settings.statement_timeout_ms,
         lock_timeout_ms=settings.lock_timeout_ms,
     )
-    conn = pq.PGconn.connect_start(conninfo.encode())
     try:
-        given = settings.parameters().get("connect_timeout")
-        if not connect(conn, float(given or settings.connect_timeout)):
-            raise connection_failure(server, conn.get_error_message(), settings.variable)
         yield conn
     except OSError as error:
         raise ConnectionLost(server=server, doing=doing, reason=str(error)) from error

@@ -14,8 +14,7 @@ from psycopg2 import sql
 from pgcdc_assets.error_text import first_line
 from pgcdc_assets.errors import ConnectionLost
 from pgcdc_assets.postgres.connection import ConnectionSettings
-from pgcdc_assets.postgres.errors import connection_failure
-from pgcdc_assets.postgres.libpq import connect, execute
+from pgcdc_assets.postgres.libpq import execute, open_session
 from pgcdc_assets.postgres.slots import SlotStatus
 from pgcdc_assets.postgres.stream.errors import stream_failure
 from pgcdc_assets.postgres.stream.libpq_transport import check_libpq_notice, result_error
@@ -104,11 +103,8 @@ def _execute(settings: ConnectionSettings, statements: Sequence[str], limit_ms: 
         except ServerError as error:
             warnings.append(error)
 
-    conninfo = settings.conninfo_for("renew", statement_timeout_ms=limit_ms)
-    conn = pq.PGconn.connect_start(conninfo.encode())
+    conn = open_session(settings, "renew", statement_timeout_ms=limit_ms)
     try:
-        if not connect(conn, float(settings.connect_timeout)):
-            raise connection_failure(server, conn.get_error_message(), settings.variable)
         conn.notice_handler = take_notice
         for statement in statements:
             result = execute(conn, statement.encode(), limit_ms / 1000 + _ANSWER_SECONDS)

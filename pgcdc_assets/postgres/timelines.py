@@ -22,8 +22,7 @@ from psycopg import pq
 from pgcdc_assets.errors import ConnectionLost, DefiniteError, RawZoneError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings
-from pgcdc_assets.postgres.errors import connection_failure
-from pgcdc_assets.postgres.libpq import connect, execute
+from pgcdc_assets.postgres.libpq import execute, open_session
 
 _START_SECONDS = 30.0
 
@@ -97,12 +96,8 @@ def server_timeline(settings: ConnectionSettings) -> Iterator[ServerTimeline]:
         ConfigurationError: the settings do not lead to a replication connection.
         ConnectionLost: the server is down, or went away.
     """
-    conn = pq.PGconn.connect_start(settings.conninfo_for("check", replication=True).encode())
+    conn = open_session(settings, "check", replication=True)
     try:
-        if not connect(conn, float(settings.connect_timeout)):
-            raise connection_failure(
-                settings.describe(), conn.get_error_message(), settings.variable
-            )
         yield ServerTimeline.read(conn, _START_SECONDS)
     except OSError as error:
         raise ConnectionLost(

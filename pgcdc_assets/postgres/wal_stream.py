@@ -20,8 +20,7 @@ from pgcdc_assets.error_text import first_line
 from pgcdc_assets.errors import ConfigurationError, ConnectionLost, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings
-from pgcdc_assets.postgres.errors import connection_failure
-from pgcdc_assets.postgres.libpq import connect, execute
+from pgcdc_assets.postgres.libpq import execute, open_session
 from pgcdc_assets.table_name import quoted
 
 _LIMIT_SECONDS = 30.0
@@ -42,10 +41,8 @@ def read_wal(settings: ConnectionSettings, timeline: int, start: Lsn, end: Lsn) 
     if start == end:
         return b""
     server = settings.describe()
-    conn = pq.PGconn.connect_start(settings.conninfo_for("wal", replication=True).encode())
+    conn = open_session(settings, "wal", replication=True)
     try:
-        if not connect(conn, float(settings.connect_timeout)):
-            raise connection_failure(server, conn.get_error_message(), settings.variable)
         # Postgres 14 refuses the next command without this one (StartReplication in walsender.c).
         execute(conn, b"IDENTIFY_SYSTEM", _LIMIT_SECONDS)
         command = f"START_REPLICATION PHYSICAL {start} TIMELINE {timeline}"

@@ -11,8 +11,7 @@ from typing import NamedTuple
 from psycopg import pq
 
 from pgcdc_assets.postgres.connection import SQL_ASCII
-from pgcdc_assets.postgres.errors import connection_failure
-from pgcdc_assets.postgres.libpq import connect, execute
+from pgcdc_assets.postgres.libpq import execute, open_session
 from pgcdc_assets.postgres.stream.libpq_transport import LibpqWire
 from pgcdc_assets.postgres.stream.request import StreamRequest
 from pgcdc_assets.postgres.stream.socket_transport import SocketWire
@@ -63,14 +62,8 @@ def start_stream(
         ConnectionLost: the server is down, or the connection was lost.
         PgcdcError: the server refused the stream, or `check_timeline` raised an error.
     """
-    connection = request.connection
-    conninfo = connection.conninfo_for("capture", replication=True)
-    conn = pq.PGconn.connect_start(conninfo.encode())
+    conn = open_session(request.connection, "capture", replication=True)
     try:
-        given = connection.parameters().get("connect_timeout")
-        if not connect(conn, float(given or connection.connect_timeout)):
-            server, reason = connection.describe(), conn.get_error_message()
-            raise connection_failure(server, reason, connection.variable)
         return _start(conn, request, check_timeline)
     except ServerError as error:
         conn.finish()

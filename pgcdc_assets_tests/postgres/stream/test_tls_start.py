@@ -17,7 +17,7 @@ from psycopg import pq
 from pgcdc_assets.demo.programs import binaries
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.local import free_port
-from pgcdc_assets.postgres.libpq import connect
+from pgcdc_assets.postgres.libpq import establish
 from pgcdc_assets.postgres.stream.tls_channel import TlsChannel
 from pgcdc_assets.postgres.stream.tls_settings import TlsSettings
 from pgcdc_assets.postgres.stream.tls_start import start_session
@@ -42,9 +42,8 @@ pytestmark = [
 @contextlib.contextmanager
 def libpq(conninfo: str) -> Iterator[pq.abc.PGconn]:
     """Connect a replication connection through libpq."""
-    conn = pq.PGconn.connect_start(f"{conninfo} replication=database".encode())
+    conn = establish(f"{conninfo} replication=database", 30)
     try:
-        assert connect(conn, 30), conn.get_error_message()
         yield conn
     finally:
         conn.finish()
