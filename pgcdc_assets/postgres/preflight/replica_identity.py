@@ -34,14 +34,16 @@ part(root, oid) as (
             join pg_class l on l.oid = i.inhrelid and l.relispartition)
 """
 
-# The relations that need an identity: the table, or the leaf partitions of a partitioned table.
+# The relations that need an identity: the table, or the leaf partitions of a partitioned table. The
+# server publishes no change of a foreign or unlogged one (is_publishable_class() in
+# src/backend/catalog/pg_publication.c), and does not refuse it.
 _HOLDERS = f"""
 with recursive {_PARTITIONS.format(roots="unnest(%s::bigint[]::oid[]) r")}
 select p.root::bigint, c.oid::bigint,
        exists (select from pg_index i
                 where i.indrelid = c.oid and i.indisprimary and not i.indimmediate)
   from part p join pg_class c on c.oid = p.oid
- where c.relkind <> 'p'
+ where c.relkind = 'r' and c.relpersistence = 'p'
  order by c.oid::regclass::text
 """
 
@@ -68,7 +70,7 @@ with recursive used as (
 select relation::bigint, array_agg(distinct l.name::text),
        array_agg(distinct l.leaf::regclass::text)
   from leaves l join pg_class c on c.oid = l.leaf
- where c.relkind = 'r' and c.relreplident <> 'f' and not exists (
+ where c.relkind = 'r' and c.relpersistence = 'p' and c.relreplident <> 'f' and not exists (
     select from pg_index i join pg_attribute k on k.attrelid = i.indrelid
      where i.indrelid = l.leaf and k.attname = l.name
        and k.attnum = any((i.indkey::int2[])[0:i.indnkeyatts - 1])

@@ -208,10 +208,14 @@ def test_partitions_whose_changes_are_not_sent_are_a_warning(database: Database)
         create server nowhere foreign data wrapper nothing;
         create foreign table c partition of t for values in (3) server nowhere;
         create table plain (id int primary key);
-        create publication pub for table t, plain with (publish_via_partition_root = true)
+        create publication pub for table t, plain with (publish_via_partition_root = true);
+        alter table a replica identity full;
+        insert into t values (1), (2)
         """
     )
     problems = problems_in(findings_of(database.settings()))
+    assert ("replica_identity", "public.t") not in problems
+    database.execute("update t set id = 1 where id = 1; update t set id = 2 where id = 2")
     assert "(public.b, public.c)" in problems["unsent_partition", "public.t"]
     assert "set logged" in problems["unsent_partition", "public.t"]
     database.execute("alter table b set logged; alter table t detach partition c")
