@@ -57,6 +57,41 @@ def test_the_error_of_a_slot_lost_in_the_stream_has_no_lsn() -> None:
 
 
 @pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        # Postgres 14 and 15.
+        (ServerError("55000", 'cannot read from logical replication slot "s"'), SlotLost),
+        (ServerError("55000", "verloren", function="StartLogicalReplication"), SlotLost),
+        (ServerError("55000", "verloren", function="ReplicationSlotAcquire"), SlotLost),
+        (
+            ServerError("55000", "verloren", function="CreateDecodingContext", has_detail=True),
+            SlotLost,
+        ),
+        # Of another database, and the copy of a slot on a standby.
+        (ServerError("55000", "falsch", function="CreateDecodingContext"), DefiniteError),
+        (
+            ServerError(
+                "55000", "falsch", function="CreateDecodingContext", has_detail=True, has_hint=True
+            ),
+            DefiniteError,
+        ),
+        (ServerError("55000", "wal_level", function="CheckLogicalDecoding"), DefiniteError),
+        (
+            ServerError("58P01", "das WAL-Segment 0000000100000000000000A2 wurde entfernt"),
+            SlotLost,
+        ),
+        (ServerError("58P01", 'could not access file "pgoutput": No such file'), DefiniteError),
+    ],
+)
+def test_a_lost_slot_is_known_in_each_version_and_language(
+    error: ServerError, kind: type[PgcdcError]
+) -> None:
+    found = stream_failure("a server", "s", "pub", error)
+    assert type(found) is kind
+    assert ("pgcdc renew" in str(found)) == (kind is SlotLost)
+
+
+@pytest.mark.parametrize(
     ("context", "lsn"),
     [
         ('slot "s", output plugin "pgoutput", in the change callback, associated LSN {}', "0/1A2B"),

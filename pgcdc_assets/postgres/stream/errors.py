@@ -38,6 +38,20 @@ _IN_CHANGE = re.compile(
 )
 
 
+# What Postgres 14 to 18 say of an invalidated slot, and the functions that say it in each language.
+_INVALIDATED = re.compile(r"invalidated|can no longer|cannot read from")
+_FUNCTIONS_OF_INVALIDATED = {
+    "StartLogicalReplication",
+    "ReplicationSlotAcquire",
+    "pg_logical_slot_get_changes_guts",
+}
+# This function also reports a slot of another kind or database, without a detail message, and the
+# copy of a primary's slot on a standby, with a hint.
+_CREATE_CONTEXT = "CreateDecodingContext"
+
+# The name of a WAL segment (XLogFileName() in src/include/access/xlog_internal.h).
+_SEGMENT = re.compile(r"(?<![0-9A-F])[0-9A-F]{24}(?![0-9A-F])")
+
 # A part of the context of each error while the server decodes WAL, in each language.
 _PLUGIN = "pgoutput"
 
@@ -68,9 +82,7 @@ def stream_failure(server: str, slot: str, publication: str, error: ServerError)
             "of them was confirmed. Begin a new epoch, with new snapshots of the tables, with "
             "pgcdc renew."
         )
-    if sqlstate == _UNDEFINED_FILE or (
-        sqlstate == _NOT_IN_PREREQUISITE_STATE and re.search(r"invalidated|can no longer", message)
-    ):
+    if _is_invalidated(error) or (sqlstate == _UNDEFINED_FILE and _SEGMENT.search(message)):
         # The server does not say why: `pgcdc status` and the next start read invalidation_reason.
         return SlotLost(
             slot=slot, wal_status=SlotWalStatus.LOST.value, reason=reason, prevention=_PREVENTION
@@ -113,6 +125,15 @@ def stream_failure(server: str, slot: str, publication: str, error: ServerError)
     return DefiniteError(
         reason=f"{server}: {reason} (SQLSTATE {sqlstate}) while reading slot {slot}. Nothing "
         "un-landed was confirmed."
+    )
+
+
+def _is_invalidated(error: ServerError) -> bool:
+    """Return whether the server refuses a slot that it has invalidated."""
+    return error.sqlstate == _NOT_IN_PREREQUISITE_STATE and (
+        _INVALIDATED.search(error.message) is not None
+        or error.function in _FUNCTIONS_OF_INVALIDATED
+        or (error.function == _CREATE_CONTEXT and error.has_detail and not error.has_hint)
     )
 
 

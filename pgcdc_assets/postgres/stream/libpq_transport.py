@@ -151,24 +151,27 @@ def check_libpq_notice(result: pq.abc.PGresult) -> str:
     Raises:
         ServerError: the notice is the warning about a publication.
     """
-    return check_notice(
-        {
-            b"V": _field(result, pq.DiagnosticField.SEVERITY_NONLOCALIZED),
-            b"C": _field(result, pq.DiagnosticField.SQLSTATE),
-            b"M": _field(result, pq.DiagnosticField.MESSAGE_PRIMARY),
-            b"W": _field(result, pq.DiagnosticField.CONTEXT),
-            b"R": _field(result, pq.DiagnosticField.SOURCE_FUNCTION),
-        }
-    )
+    return check_notice(_fields(result))
 
 
-def _field(result: pq.abc.PGresult, field: pq.DiagnosticField) -> str:
-    return (result.error_field(field) or b"").decode(errors="replace")
+def _fields(result: pq.abc.PGresult) -> dict[bytes, str]:
+    """Return the fields of an error or a notice by letter (53.8)."""
+    return {
+        letter: (result.error_field(field) or b"").decode(errors="replace")
+        for letter, field in {
+            b"V": pq.DiagnosticField.SEVERITY_NONLOCALIZED,
+            b"C": pq.DiagnosticField.SQLSTATE,
+            b"M": pq.DiagnosticField.MESSAGE_PRIMARY,
+            b"D": pq.DiagnosticField.MESSAGE_DETAIL,
+            b"H": pq.DiagnosticField.MESSAGE_HINT,
+            b"W": pq.DiagnosticField.CONTEXT,
+            b"R": pq.DiagnosticField.SOURCE_FUNCTION,
+        }.items()
+    }
 
 
 def result_error(result: pq.abc.PGresult) -> ServerError:
     """Return the error of a failed command."""
-    sqlstate = result.error_field(pq.DiagnosticField.SQLSTATE) or b""
-    message = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message
-    context = _field(result, pq.DiagnosticField.CONTEXT)
-    return ServerError(sqlstate.decode(), message.decode(errors="replace").strip(), context)
+    # An error of libpq itself has a message, and no fields.
+    own = {b"M": result.error_message.decode(errors="replace").strip()}
+    return ServerError.of(own | {key: text for key, text in _fields(result).items() if text})

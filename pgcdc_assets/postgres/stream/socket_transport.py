@@ -186,9 +186,7 @@ class SocketWire:
 
 def server_error(payload: bytes) -> ServerError:
     """Return the error of an ErrorResponse."""
-    fields = _fields(payload)
-    message = fields.get(b"M", "no reason given")
-    return ServerError(fields.get(b"C", ""), message, fields.get(b"W", ""))
+    return ServerError.of(_fields(payload))
 
 
 def _fields(payload: bytes) -> dict[bytes, str]:

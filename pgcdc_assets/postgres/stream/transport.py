@@ -19,6 +19,7 @@ decoder runs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -63,13 +64,40 @@ class ServerError(Exception):
         sqlstate: the error's SQLSTATE.
         message: the primary message.
         context: where the error occurred, such as the callback of an output plugin.
+        function: the function in the server's source, which is not translated.
+        has_detail: the error has a detail message.
+        has_hint: the error has a hint.
     """
 
-    def __init__(self, sqlstate: str, message: str, context: str = "") -> None:
+    def __init__(
+        self,
+        sqlstate: str,
+        message: str,
+        context: str = "",
+        *,
+        function: str = "",
+        has_detail: bool = False,
+        has_hint: bool = False,
+    ) -> None:
         super().__init__(message)
         self.sqlstate = sqlstate
         self.message = message
         self.context = context
+        self.function = function
+        self.has_detail = has_detail
+        self.has_hint = has_hint
+
+    @classmethod
+    def of(cls, fields: Mapping[bytes, str]) -> ServerError:
+        """Return the error of an ErrorResponse with these fields, by letter."""
+        return cls(
+            fields.get(b"C", ""),
+            fields.get(b"M") or "no reason given",
+            fields.get(b"W", ""),
+            function=fields.get(b"R", ""),
+            has_detail=bool(fields.get(b"D")),
+            has_hint=bool(fields.get(b"H")),
+        )
 
 
 class StreamEnded(Exception):

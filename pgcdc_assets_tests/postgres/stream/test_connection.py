@@ -15,13 +15,14 @@ from psycopg2.extras import LogicalReplicationConnection
 from pgcdc_assets import failpoints
 from pgcdc_assets.capture.window import CaptureLimits
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.errors import ConnectionLost, SlotBusy, TransientError
+from pgcdc_assets.errors import ConnectionLost, SlotBusy, SlotLost, TransientError
+from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.lease import capture_lease
 from pgcdc_assets.postgres.stream import start
 from pgcdc_assets.postgres.stream.connection import ReplicationStream
 from pgcdc_assets.postgres.stream.libpq_transport import LibpqWire
-from pgcdc_assets.postgres.stream.request import StreamSettings
+from pgcdc_assets.postgres.stream.request import StreamRequest, StreamSettings
 from pgcdc_assets.postgres.stream.socket_transport import SocketWire
 from pgcdc_assets.postgres.stream.transport import WireSettings
 from pgcdc_assets.raw.lake import Lake
@@ -306,3 +307,28 @@ def test_a_lease_lost_while_landing_discards_the_landing(
     assert capturing.confirmed() == window.start
     capturing.capture(window)
     assert capturing.texts("t") == [["1"]]
+
+
+@pytest.mark.every_pg(is_short=False)
+def test_a_slot_that_is_lost_before_the_start_of_the_stream_is_named(
+    own_capturing: Capturing,
+) -> None:
+    """The look at the slot is over when the server invalidates the slot."""
+    own_capturing.begin("create table t (id int)")
+    database = own_capturing.database
+    for statement in (
+        "alter system set max_slot_wal_keep_size = '1MB'",
+        "select pg_reload_conf()",
+        *["insert into t values (1)", "select pg_switch_wal()", "checkpoint"] * 4,
+    ):
+        database.execute(statement)
+    assert database.value("select wal_status from pg_replication_slots") == "lost"
+    request = StreamRequest(
+        own_capturing.settings,
+        own_capturing.slot,
+        own_capturing.publication,
+        Lsn(0),
+        StreamSettings(),
+    )
+    with pytest.raises(SlotLost, match="pgcdc renew"):
+        start.start_stream(request, lambda _: None)
