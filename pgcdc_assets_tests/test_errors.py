@@ -11,6 +11,8 @@ import pytest
 
 from pgcdc_assets import errors
 from pgcdc_assets.errors import (
+    ConfigurationError,
+    ConnectionLost,
     DefiniteError,
     PgcdcError,
     SlotLost,
@@ -19,8 +21,11 @@ from pgcdc_assets.errors import (
     error_named,
 )
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.postgres.connection import ConnectionSettings
+from pgcdc_assets.postgres.copy_errors import reading_failure
 from pgcdc_assets.postgres.stream.errors import stream_failure
 from pgcdc_assets.postgres.stream.transport import ServerError, check_notice
+from pgcdc_assets.protocol.relation import Relation, ReplicaIdentity
 from pgcdc_assets_tests.support.captures import Capturing
 
 
@@ -183,3 +188,29 @@ def test_the_error_of_a_window_with_missing_rows_has_the_slot_s_position(
     with pytest.raises(WindowUnavailable) as raised:
         capturing.capture(window)
     assert isinstance(raised.value.confirmed_flush_lsn, Lsn)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (
+            ServerError("42501", "gefiltert", function="check_enable_rls"),
+            ConfigurationError,
+            "bypassrls",
+        ),
+        (
+            ServerError("42501", "verboten", function="aclcheck_error"),
+            ConfigurationError,
+            "grant select",
+        ),
+        (ServerError("22P02", 'invalid: "row-level security"'), DefiniteError, "SQLSTATE 22P02"),
+        (ConnectionResetError("row-level security"), ConnectionLost, "reading s.t"),
+    ],
+)
+def test_the_error_of_a_policy_is_known_by_its_source(
+    error: ServerError | OSError, kind: type[PgcdcError], said: str
+) -> None:
+    relation = Relation(1, "s", "t", ReplicaIdentity.DEFAULT, ())
+    found = reading_failure(ConnectionSettings("host=h user=u"), relation, error)
+    assert type(found) is kind
+    assert said in str(found)

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 _INSUFFICIENT_PRIVILEGE = "42501"
 
 
+# The server's function that refuses a query which a policy would filter. Messages are translated,
+# and the message of another error may quote any text (src/backend/utils/misc/rls.c).
+_POLICY_CHECK = "check_enable_rls"
+
+
 def opening_failure(settings: ConnectionSettings, error: psycopg2.Error | OSError) -> PgcdcError:
     """Return the error for a connection that cannot begin to read as of a snapshot."""
     server, doing = settings.describe(), "opening a connection for a copy"
@@ -53,7 +58,7 @@ def reading_failure(
     name, doing = relation.qualified_name, f"reading {relation.qualified_name}"
     server = settings.describe()
     role = quoted(settings.role)
-    if "row-level security" in str(error):
+    if _is_filtered(error):
         return ConfigurationError(
             reason=f"Table {name} has row-level security, which would hide rows. Allow "
             f"this role to read all rows with: alter role {role} bypassrls"
@@ -87,3 +92,15 @@ def reading_failure(
         reason=f"Table {name} cannot be read: Postgres reports {kind} (SQLSTATE {code}). "
         "Read the full message in the server's log."
     )
+
+
+def _is_filtered(error: psycopg2.Error | ServerError | OSError) -> bool:
+    """Return whether the server refused a query that row-level security would filter."""
+    match error:
+        case ServerError():
+            found = (error.sqlstate, error.function)
+        case psycopg2.Error():
+            found = (error.pgcode or "", error.diag.source_function or "")
+        case _:
+            return False
+    return found == (_INSUFFICIENT_PRIVILEGE, _POLICY_CHECK)
