@@ -228,7 +228,7 @@ def _read_tables(
     texts, _ = read_legible(partial(_read_type_texts, conn), list(tables))
     comments, _ = read_legible(partial(_read_comments, conn), list(tables))
     memberships = read_memberships(conn, publication, tables)
-    lists = {oid: membership.column_list for oid, membership in memberships.items()}
+    lists = {oid: membership.column_list(oid) for oid, membership in memberships.items()}
     # Before PG 18 pgoutput does not send generated columns.
     sends_generated = conn.server_version >= 180000
 

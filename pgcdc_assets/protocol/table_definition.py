@@ -42,15 +42,17 @@ class Membership:
     inherits: tuple[CatalogRow, ...] = ()
     is_missing: bool = False
 
-    @property
-    def column_list(self) -> frozenset[str] | None:
-        """The names of the columns in the publication's column list; None without a list."""
-        lists = [row.get("columns") for row in self.tables]
+    def column_list(self, relation_id: int) -> frozenset[str] | None:
+        """Return the column list of a table that is sent under its own name; None without a list.
+
+        Lists of its ancestors do not count (get_rel_sync_entry() in
+        src/backend/replication/pgoutput/pgoutput.c).
+        """
         if self.publication is None or self.publication["puballtables"] or self.schemas:
             return None
-        if not lists or None in lists:
-            return None
-        return frozenset(name for names in lists for name in names or ())
+        own = (row.get("columns") for row in self.tables if int(row["prrelid"]) == relation_id)
+        names = next(own, None)
+        return None if names is None else frozenset(names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,21 +17,24 @@ _ALL: dict[str, Any] = {"puballtables": True}
 @pytest.mark.parametrize(
     ("publication", "lists", "schemas", "expected"),
     [
-        (_LISTED, [["a", "b"]], (), {"a", "b"}),
-        # The table and its ancestor have a list each.
-        (_LISTED, [["a"], ["b", "c"]], (), {"a", "b", "c"}),
-        (_LISTED, [["a"], None], (), None),
-        (_LISTED, [], (), None),
-        (_LISTED, [["a"]], ({"oid": 1},), None),
-        (_ALL, [["a"]], (), None),
-        (None, [["a"]], (), None),
+        (_LISTED, {1: ["a", "b"]}, (), {"a", "b"}),
+        # An ancestor has another list, or none.
+        (_LISTED, {2: ["b", "c"], 1: ["a"]}, (), {"a"}),
+        (_LISTED, {2: None, 1: ["a"]}, (), {"a"}),
+        (_LISTED, {2: ["b"], 1: None}, (), None),
+        (_LISTED, {2: ["b"]}, (), None),
+        (_LISTED, {}, (), None),
+        (_LISTED, {1: ["a"]}, ({"oid": 1},), None),
+        (_ALL, {1: ["a"]}, (), None),
+        (None, {1: ["a"]}, (), None),
     ],
 )
-def test_the_column_list_has_the_columns_of_all_lists(
-    publication: Any, lists: list[Any], schemas: Any, expected: set[str] | None
+def test_the_column_list_is_that_of_the_table_s_own_row(
+    publication: Any, lists: dict[int, Any], schemas: Any, expected: set[str] | None
 ) -> None:
-    membership = Membership(publication, tuple({"columns": each} for each in lists), schemas)
-    assert membership.column_list == expected
+    rows = tuple({"prrelid": str(oid), "columns": each} for oid, each in lists.items())
+    membership = Membership(publication, rows, schemas)
+    assert membership.column_list(1) == expected
 
 
 def test_a_new_file_of_the_table_or_of_a_common_partition_is_a_rewrite() -> None:
