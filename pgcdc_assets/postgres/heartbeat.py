@@ -44,7 +44,7 @@ _WRITE = """
 insert into {table} as h (slot, capture, lake, lake_id, epoch, captured_through, heartbeat,
                           xid, written_at)
 values (%(slot)s, %(capture)s, %(lake)s, %(lake_id)s, %(epoch)s, %(captured_through)s,
-        %(floor)s + 1, pg_current_xact_id(), clock_timestamp())
+        %(floor)s::bigint + 1, pg_current_xact_id(), clock_timestamp())
 on conflict (slot) do update
    set capture = excluded.capture, lake = excluded.lake, lake_id = excluded.lake_id,
        epoch = excluded.epoch, captured_through = excluded.captured_through,
