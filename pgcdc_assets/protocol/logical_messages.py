@@ -134,7 +134,7 @@ class NonTransactionalMessages:
             return slice(first, last), last
         for index in found.tolist():
             message, data, _ = _parse(batch, index)
-            if message.lsn - _most_record_bytes(len(data)) >= self._window_end:
+            if message.lsn - _most_record_bytes(message, data) >= self._window_end:
                 last = index
                 break
         return np.setdiff1d(np.arange(first, last), found, assume_unique=True), last
@@ -199,7 +199,13 @@ def _parse(batch: MessageBatch, index: int) -> tuple[LogicalMessage, bytes, int]
         raise error.at(body - ACTION_AT) from None
 
 
-def _most_record_bytes(message_bytes: int) -> int:
-    """Return an upper bound of the bytes of a message's record in the WAL, page heads included."""
-    most = _RECORD_BYTES + message_bytes
+def _most_record_bytes(message: LogicalMessage, data: bytes) -> int:
+    """Return an upper bound of the bytes of a message's record in the WAL, page heads included.
+
+    The record has the prefix in the encoding of the database, which is at most twice as long as
+    UTF-8 (EUC_JP and EUC_TW have up to four bytes for a character, UTF-8 has two or three then).
+    The server does not convert the content.
+    """
+    start, end = message.prefix
+    most = _RECORD_BYTES + len(data) + end - start
     return most + _PAGE_HEAD_BYTES * (most // (_LEAST_PAGE_BYTES - _PAGE_HEAD_BYTES) + 2)

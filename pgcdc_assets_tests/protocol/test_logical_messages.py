@@ -172,6 +172,18 @@ def test_a_message_of_many_pages_of_the_wal_may_begin_before_the_windows_end() -
     assert batch["commit_lsn"].to_pylist() == [8_999_999]
 
 
+@pytest.mark.parametrize("prefix", ["é" * 300, "p" * 300])
+def test_a_message_whose_prefix_is_longer_in_the_wal_may_begin_before_the_windows_end(
+    prefix: str,
+) -> None:
+    """EUC_JP has three bytes for a letter with an accent, and UTF-8 has two."""
+    size = 64 + len(prefix.encode("euc_jp"))
+    end = 9_000_000 - 8 + (size + 7) // 8 * 8
+    decoder, _ = streaming(9_000_000, messages=NonTransactionalMessages(ALL))
+    [batch] = decoder.decode(MessageBatch.of([message(end, b"", prefix.encode())]))
+    assert batch["commit_lsn"].to_pylist() == [8_999_999]
+
+
 @pytest.mark.parametrize("is_streamed", [False, True])
 @pytest.mark.parametrize("non_transactional", [False, True])
 def test_only_selected_messages_and_heartbeats_land(
