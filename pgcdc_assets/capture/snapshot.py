@@ -356,7 +356,7 @@ def _wanted(
     if tables is None:
         complete = {copy.name for copy in zone.snapshots.complete_snapshots(epoch)}
         return [table for table in published if table.relation.name not in complete]
-    known = _known_ids(zone)
+    known = zone.followed_ids()
     wanted: list[PublishedTable | SnapshotFailure] = []
     for name in dict.fromkeys(TableName(*table) for table in tables):
         found = find_declared_table(published, name, known.get(name))
@@ -367,21 +367,6 @@ def _wanted(
         else:
             wanted.append(found)
     return wanted
-
-
-def _known_ids(zone: RawZone) -> dict[TableName, int]:
-    """Return the OID of each declared table with a snapshot, by the declared name.
-
-    A new epoch has no snapshots yet. An earlier epoch of the same cluster has the same OIDs.
-    """
-    epochs = zone.epochs.all()
-    events = zone.schema_events.read()
-    known: dict[TableName, int] = {}
-    for epoch in epochs:
-        if epoch.system_identifier == epochs[-1].system_identifier:
-            relations = zone.source_relations(epoch.epoch)
-            known |= relations.followed_ids(relations.tables, events)
-    return known
 
 
 def _joined(failures: Sequence[SnapshotFailure]) -> PgcdcError:

@@ -132,9 +132,6 @@ def look_at_tables(
     """
     keys = {table.name: table.key for table in capture.own_settings or () if table.key}
     capturable = read_capturable_tables(conn, capture.publication, keys)
-    epoch = zone.epochs.latest()
-    known = [table.name for table in base.tables]
-    ids = {} if epoch is None else zone.source_relations(epoch.epoch).newest_ids(known)
     assert capture.selection is not None
     return plan_table_list(
         base.tables,
@@ -142,7 +139,7 @@ def look_at_tables(
         selects=capture.selection.selects,
         publication=capture.publication,
         captured={snapshot.name for snapshot in zone.snapshots.complete_snapshots()},
-        relation_ids=ids,
+        relation_ids=zone.followed_ids(),
     )
 
 

@@ -187,7 +187,7 @@ def plan_table_list(
         selects: function of a declared name that returns whether the capture keeps the table.
         publication: the publication's name.
         captured: declared names of the tables with a complete snapshot in any epoch.
-        relation_ids: OIDs of the declared tables in their newest snapshot of this epoch.
+        relation_ids: OIDs of the declared tables with a snapshot.
     """
     current = list(published)
     taken = {relation.name for relation in current}

@@ -22,6 +22,7 @@ from pgcdc_assets.raw.source_relations import SourceRelations
 from pgcdc_assets.raw.table import RawTable
 from pgcdc_assets.raw.table_list import TableListStore
 from pgcdc_assets.raw.window_index import WindowIndex
+from pgcdc_assets.table_name import TableName
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,20 @@ class RawZone:
         """Read which relations are behind the declared tables of an epoch."""
         snapshots = self.snapshots.complete_snapshots(epoch)
         return SourceRelations(epoch, snapshots, self.relations.versions(epoch))
+
+    def followed_ids(self) -> dict[TableName, int]:
+        """Return the OID of each declared table with a snapshot, by the declared name.
+
+        A new epoch has no snapshots yet. An earlier epoch of the same cluster has the same OIDs.
+        """
+        epochs = self.epochs.all()
+        events = self.schema_events.read()
+        known: dict[TableName, int] = {}
+        for epoch in epochs:
+            if epoch.system_identifier == epochs[-1].system_identifier:
+                relations = self.source_relations(epoch.epoch)
+                known |= relations.followed_ids(relations.tables, events)
+        return known
 
     def app_id(self, epoch: int) -> str:
         """Return the application id of all Delta transactions of an epoch."""

@@ -9,6 +9,8 @@ import dagster as dg
 import pytest
 from psycopg2 import sql
 
+from pgcdc_assets.capture.epoch import renew_epoch
+from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.project.reload import NOT_RELOADED
 from pgcdc_assets.orchestration.state import left_tables
@@ -107,6 +109,23 @@ def test_a_list_without_tables_is_stored_once(database: Database, lake: Lake) ->
     assert versions == [2, 2, 2]
     database.execute("create table b (id int primary key)")
     assert states(refresh(database, lake)) == {"public.b": "followed"}
+
+
+def test_a_renamed_table_is_followed_before_its_snapshot_in_a_new_epoch(
+    database: Database, lake: Lake
+) -> None:
+    """F8: the snapshots of a new epoch may take hours, and the catalog changes meanwhile."""
+    database.execute("create table a (id int primary key); create publication pub for all tables")
+    zone, settings, slot = RawZone(lake, NAME), database.settings(), f"s_{database.name}"
+    snapshot_tables(settings, zone, slot, "pub", [TableName("public", "a")])
+    assert states(refresh(database, lake)) == {"public.a": "followed"}
+    database.execute("alter table a rename to b")
+    assert states(refresh(database, lake)) == {"public.a": "followed"}
+    database.execute(f"select pg_drop_replication_slot('{slot}')")
+    renew_epoch(settings, zone, slot, "pub")
+    database.execute("create table c (id int primary key)")
+    followed = {"public.a": "followed", "public.c": "followed"}
+    assert states(refresh(database, lake)) == followed
 
 
 @pytest.mark.every_pg(since=15)
