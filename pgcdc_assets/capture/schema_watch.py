@@ -135,8 +135,10 @@ class SchemaWatch:
             if is_unchanged and not self._announced and not self._partitions.sent:
                 return new
             events = _Events(self, base, look)
-            found = events.find(self._announced)
-            new += self.zone.schema_events.record(found + events.of_partitions(self._partitions))
+            found = events.find(self._announced) + events.of_partitions(self._partitions)
+            if found:
+                found = self.zone.source_relations(self.epoch).of_each_table(found)
+            new += self.zone.schema_events.record(found)
             failpoints.reach(failpoints.AFTER_SCHEMA_EVENTS)
             if look is None or look.is_unchanged:
                 return new
@@ -224,10 +226,13 @@ class _Events:
         first = {oid: seen.table for oid, seen in self._base.tables.items()}
         now = {} if self._look is None else self._look.tables
         current |= {oid: table.relation.name for oid, table in now.items()}
-        if now.keys() - first.keys():
+        if new := now.keys() - first.keys():
             for version in reversed(self._known_versions):
                 if version.relation.relation_id not in self._base.tables:
                     first[version.relation.relation_id] = version.relation.name
+            # The table may have been renamed in an earlier epoch.
+            followed = self._watch.zone.followed_ids()
+            first |= {oid: name for name, oid in followed.items() if oid in new}
         taken = {name: oid for oid, name in current.items() if self._is_there(oid)}
         declared = {
             event.relation_id: event.table

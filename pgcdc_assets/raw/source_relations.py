@@ -13,6 +13,7 @@ which was renamed to `sales.orders` and then to `sales.invoices`:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.relation import Relation
@@ -118,6 +119,27 @@ class SourceRelations:
             is_later = taken is not None and event.lsn > taken[-1][0]
             if event.change is SchemaChange.TABLE_RECREATED and event.table in found and is_later:
                 found[event.table] = event.relation_id
+        return found
+
+    def of_each_table(self, events: Iterable[SchemaEvent]) -> list[SchemaEvent]:
+        """Return events, and a copy for each further declared table that follows the relation.
+
+        The stream knows a relation by its name at the source, and a look by the name under which
+        the epoch has first seen it. A table may have been declared under another name before or
+        since. The event that another table has a name is of this name alone.
+
+        Args:
+            events: events of the epoch.
+        """
+        followed: dict[int | None, list[TableName]] = {}
+        for table in self._snapshots:
+            followed.setdefault(self.newest_id(table), []).append(table)
+        found = []
+        for event in events:
+            found.append(event)
+            if event.change is not SchemaChange.TABLE_RECREATED:
+                others = (t for t in followed.get(event.relation_id, ()) if t != event.table)
+                found += [replace(event, table=table) for table in others]
         return found
 
     def relation_ids(self, table: TableName) -> frozenset[int]:
