@@ -86,6 +86,33 @@ def test_tables_without_a_possible_snapshot_are_named_and_others_get_one(
         database.execute(f"drop owned by {role}; drop role {role}")
 
 
+@pytest.mark.every_pg
+def test_the_name_of_a_table_is_not_taken_for_row_level_security(
+    database: Database, zone: RawZone
+) -> None:
+    """The server's sentence about a missing privilege quotes the name."""
+    name = "row-level security"
+    role = f"role_{database.name}"
+    database.execute(f"create role {role} login replication")
+    try:
+        database.execute(
+            f'create table "{name}" (id int primary key); create publication pub for table "{name}"'
+        )
+        conninfo = database.conninfo.replace("user=postgres", f"user={role}")
+        [failure] = snapshot_each_table(
+            ConnectionSettings(conninfo, "test"),
+            zone,
+            f"s_{database.name}",
+            "pub",
+            [TableName("public", name)],
+        )
+        assert isinstance(failure, SnapshotFailure)
+        assert "cannot be read by this role" in str(failure.error)
+        assert "bypassrls" not in str(failure.error)
+    finally:
+        database.execute(f"drop owned by {role}; drop role {role}")
+
+
 def test_a_temporary_table_is_named(database: Database, zone: RawZone) -> None:
     """C14: only its session can see its rows, and no publication has it."""
     database.execute(
