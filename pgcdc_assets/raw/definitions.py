@@ -123,12 +123,17 @@ class DefinitionStore:
     ) -> bool:
         """Replace the look that `read` has returned.
 
+        An empty look after an empty look is not stored. An empty look has no row with a digest, so
+        each later look would be stored.
+
         Returns:
             False if another process has stored a look after `base` was read. Nothing is stored.
 
         Raises:
             TransientError: the lake cannot be written.
         """
+        if not base.tables and not tables:
+            return True
         loaded = base.loaded
         if loaded is None:
             loaded = self.table.load_or_create()

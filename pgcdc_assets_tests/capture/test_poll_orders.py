@@ -185,6 +185,22 @@ def test_a_new_epoch_begins_without_events(capturing: Capturing) -> None:
     assert [(e.epoch, e.change) for e in poll(capturing)] == [(2, "column_dropped")]
 
 
+def test_looks_at_a_publication_without_tables_are_stored_once(capturing: Capturing) -> None:
+    """Each capture of a window looks, so each would add a version to the table of the looks."""
+    capturing.begin()
+    assert poll(capturing) == []
+    assert capturing.zone.definitions.table.load() is None
+    capturing.database.execute("create table t (id int primary key)")
+    assert poll(capturing) == []
+    capturing.database.execute("drop table t")
+    assert shown(poll(capturing)) == ["t table_dropped"]
+    stored = capturing.zone.definitions.table.load()
+    assert stored is not None
+    assert poll(capturing) == poll(capturing) == []
+    again = capturing.zone.definitions.table.load()
+    assert again is not None and again.version() == stored.version()
+
+
 def test_the_first_poll_for_a_lake_of_an_earlier_release_has_no_events(
     capturing: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
