@@ -61,11 +61,14 @@ class CatalogLook:
     Attributes:
         digest: digest of the catalog's rows; None before the first look of the epoch.
         tables: the watched tables by OID.
+        is_past: a later epoch has looked. A look of this epoch would replace that one, whose next
+            look would then find no change.
     """
 
     digest: str | None = None
     tables: Mapping[int, SeenDefinition] = field(default_factory=dict)
     loaded: DeltaTable | None = field(default=None, repr=False, compare=False)
+    is_past: bool = False
 
     def comments(self, relation_id: int) -> dict[int, str] | None:
         """Return the comments of a table by attnum, 0 for the table; None for another table."""
@@ -106,7 +109,9 @@ class DefinitionStore:
         loaded = self.table.load()
         if loaded is None:
             return CatalogLook()
-        return replace(self._looks(loaded).get(epoch, CatalogLook()), loaded=loaded)
+        looks = self._looks(loaded)
+        is_past = any(other > epoch for other in looks)
+        return replace(looks.get(epoch, CatalogLook()), loaded=loaded, is_past=is_past)
 
     def newest(self, epoch: int) -> CatalogLook:
         """Return the newest look like `read`, for readers only: it has no loaded version."""

@@ -11,7 +11,7 @@ import pytest
 
 from pgcdc_assets.capture import landing, source_look
 from pgcdc_assets.capture.epoch import renew_epoch
-from pgcdc_assets.capture.schema_watch import poll_catalog
+from pgcdc_assets.capture.schema_watch import SchemaWatch, poll_catalog
 from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.capture.snapshot_export import export_later
 from pgcdc_assets.capture.window import CaptureLimits
@@ -183,6 +183,20 @@ def test_a_new_epoch_begins_without_events(capturing: Capturing) -> None:
     assert capturing.zone.schema_events.read() == []
     capturing.database.execute("alter table t drop a")
     assert [(e.epoch, e.change) for e in poll(capturing)] == [(2, "column_dropped")]
+
+
+def test_a_poll_that_began_before_a_renewal_leaves_the_look_of_the_new_epoch(
+    capturing: Capturing,
+) -> None:
+    _begin(capturing)
+    late = SchemaWatch(capturing.zone, "pub", 1, [_T])
+    capturing.database.execute(f"select pg_drop_replication_slot('{capturing.slot}')")
+    renew_epoch(capturing.settings, capturing.zone, capturing.slot, "pub")
+    _snapshot(capturing)
+    with query_connection(capturing.settings, "poll") as conn:
+        assert late.record(conn) == []
+    capturing.database.execute("alter table t alter a type int using a + 1")
+    assert shown(poll(capturing)) == ["t table_rewritten!"]
 
 
 def test_looks_at_a_publication_without_tables_are_stored_once(capturing: Capturing) -> None:
