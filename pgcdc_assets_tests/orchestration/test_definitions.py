@@ -248,11 +248,12 @@ def names_of(folder: Path) -> set[str]:
     return {spec.key.path[0] for spec in specs}
 
 
+@pytest.mark.parametrize("place", ["defs", "defs/team"])
 def test_the_sample_is_omitted_beside_a_capture_of_the_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_defs(tmp_path / "defs", "sample", is_sample=True)
-    write_defs(tmp_path / "defs", "mine", windows={"max_age_seconds": 60})
+    write_defs(tmp_path / place, "mine", windows={"max_age_seconds": 60})
     monkeypatch.delenv("PGCDC_DSN", raising=False)
     assert names_of(tmp_path / "defs") == {"sample", "mine"}
     monkeypatch.setenv("PGCDC_DSN", "postgresql:///mine")
