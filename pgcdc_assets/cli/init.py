@@ -28,6 +28,9 @@ from pgcdc_assets.settings import (
 )
 from pgcdc_assets.table_selection import TableSelection
 
+# The beginnings of an expression, a statement and a comment.
+_TEMPLATE = ("{{", "{%", "{#")
+
 
 def run(options: argparse.Namespace) -> int:
     """Check the source, then write the capture's `defs.yaml`, or add tables to the file.
@@ -206,10 +209,21 @@ def _published(conninfo: str, name: str, publication: str, slot: str) -> tuple[C
     with query_connection(settings, "check") as conn:
         relations = published_relations(conn, publication)
     tables = tuple(map(_table, relations))
-    refused = {finding.table: finding for finding in check_columns(relations, tables)}
-    for finding in refused.values():
-        print(f"Omitted: {finding.message}")
+    refused = {finding.table: finding.message for finding in check_columns(relations, tables)}
+    for table in filter(_has_template, tables):
+        refused[table.qualified_name] = (
+            f"Table {table.qualified_name} has a template in its name or key, which Dagster would "
+            "replace in a YAML file. Declare the table in Python, or write the file with "
+            "--all-tables."
+        )
+    for message in refused.values():
+        print(f"Omitted: {message}")
     return tuple(table for table in tables if table.qualified_name not in refused)
+
+
+def _has_template(table: CdcTable) -> bool:
+    """Return whether Jinja would read a name as more than a text, such as the value of a secret."""
+    return any(mark in name for name in (*table.name, *(table.key or ())) for mark in _TEMPLATE)
 
 
 def _table(relation: Relation) -> CdcTable:

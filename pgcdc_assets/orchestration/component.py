@@ -31,6 +31,7 @@ from pgcdc_assets.orchestration.component_models import (
 )
 from pgcdc_assets.orchestration.component_storage import Options, StorageModel
 from pgcdc_assets.orchestration.component_tables import AllTablesModel, TableModel
+from pgcdc_assets.orchestration.component_texts import Text
 from pgcdc_assets.orchestration.project import home
 from pgcdc_assets.orchestration.project.defs_file import defs_files
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
@@ -167,7 +168,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
         description="The capture's name: a part of its asset keys, job names, lake folder and, by "
         "default, slot."
     )
-    publication: str = Field(description="The publication to capture; it must exist.")
+    publication: Text = Field(description="The publication to capture; it must exist.")
     tables: list[TableModel] | Literal["all"] = Field(
         description="The tables to keep, see below; or `all`: the tables of the publication, "
         "including tables that are added to it later."
@@ -175,7 +176,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
     all_tables: AllTablesModel | None = Field(
         default=None, description="With `tables: all`: which tables, and how; see below."
     )
-    slot: str = Field(
+    slot: Text = Field(
         default="",
         description="The replication slot. The first snapshot creates it if it is missing. Unset: "
         "`pgcdc_<name>`.",

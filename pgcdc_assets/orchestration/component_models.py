@@ -7,6 +7,7 @@ from dagster.components.resolved.base import Resolvable
 from pydantic import Field
 
 from pgcdc_assets.catalog_policy import CatalogPolicy
+from pgcdc_assets.orchestration.component_texts import OptionalText, OptionalTexts
 from pgcdc_assets.policies import (
     CheckPolicy,
     HeartbeatPolicy,
@@ -23,7 +24,7 @@ class HeartbeatModel(dg.Model, Resolvable):
     seconds: float = Field(
         default=HeartbeatPolicy.seconds, description="Interval of the heartbeats; at least 1."
     )
-    table: str | None = Field(
+    table: OptionalText = Field(
         default=None,
         description="A table of the source with one row per slot, which a heartbeat updates. The "
         "row names the owner of the slot. Unset: a heartbeat is a logical message, which needs no "
@@ -34,7 +35,7 @@ class HeartbeatModel(dg.Model, Resolvable):
 class MessageModel(dg.Model, Resolvable):
     """Which logical messages are captured."""
 
-    prefixes: list[str] | None = Field(
+    prefixes: OptionalTexts = Field(
         default=None,
         description="The prefixes of the captured messages, each as a whole. Unset: every prefix. "
         "Heartbeats are always captured.",

@@ -8,6 +8,7 @@ import dagster as dg
 from dagster.components.resolved.base import Resolvable
 from pydantic import Field
 
+from pgcdc_assets.orchestration.component_texts import resolve_text
 from pgcdc_assets.storage import Storage
 
 _STYLE = "path_style"
@@ -15,14 +16,7 @@ _STYLE = "path_style"
 
 def _resolve_options(context: dg.ResolutionContext, options: dict[str, str]) -> dict[str, str]:
     """Return options with their templates replaced, and otherwise as written."""
-    return {name: _resolve_text(context.at_path(name), text) for name, text in options.items()}
-
-
-def _resolve_text(context: dg.ResolutionContext, text: str) -> str:
-    # This call raises the error of an undefined template, which is empty in a longer text.
-    context.resolve_value(text)
-    # Dagster makes a number of the text "2", and a tuple of "1,2". No such value begins with "=".
-    return str(context.resolve_value(f"={text}"))[1:]
+    return {name: resolve_text(context.at_path(name), text) for name, text in options.items()}
 
 
 Options = Annotated[

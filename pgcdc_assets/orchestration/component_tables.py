@@ -6,6 +6,7 @@ import dagster as dg
 from dagster.components.resolved.base import Resolvable
 from pydantic import Field
 
+from pgcdc_assets.orchestration.component_texts import OptionalTexts, Text, Texts
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_selection import TableSelection
 
@@ -13,11 +14,11 @@ from pgcdc_assets.table_selection import TableSelection
 class TableModel(dg.Model, Resolvable):
     """One table: its name and its settings."""
 
-    name: str = Field(
+    name: Text = Field(
         description="The table: `schema.table`, or `table` for schema `public`. Names with other "
         "characters need double quotes, as in SQL."
     )
-    key: list[str] | None = Field(
+    key: OptionalTexts = Field(
         default=None,
         description="Columns that identify a row at each commit. "
         "Unset: the columns of the replica identity.",
@@ -26,7 +27,7 @@ class TableModel(dg.Model, Resolvable):
         default=list(CdcTable.scd),
         description="`[1]`: the current image; `[2]`: the history; `[1, 2]`: both.",
     )
-    tracked: list[str] | None = Field(
+    tracked: OptionalTexts = Field(
         default=None,
         description="Columns whose change opens a version in the history. Unset: all columns.",
     )
@@ -63,11 +64,11 @@ class TableModel(dg.Model, Resolvable):
 class AllTablesModel(dg.Model, Resolvable):
     """Which tables of the publication are kept with `tables: all`, and how."""
 
-    include: list[str] = Field(
+    include: Texts = Field(
         default=list(TableSelection.include),
         description="Patterns, such as `shop.*`; a table must match one of them.",
     )
-    exclude: list[str] = Field(
+    exclude: Texts = Field(
         default=[],
         description="Patterns of tables to omit, even if they match `include`.",
     )

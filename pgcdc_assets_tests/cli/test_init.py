@@ -201,3 +201,21 @@ def test_only_tables_with_columns_that_delta_cannot_distinguish_are_omitted(
     printed_again = capsys.readouterr()
     assert 'Table public.marked cannot be merged: column "_deleted"' in printed_again.out
     assert "columns of public.cased, columns of public.marked" in printed_again.err
+
+
+@pytest.mark.postgres
+def test_a_name_that_dagster_would_read_as_a_template_is_not_written(
+    project: Path, database: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Dagster would replace this name by the connection string, and show it."""
+    database.execute('create table good (id int primary key, "{% x" int)')
+    database.execute('create table "{{ env.PGCDC_DSN }}" (id int primary key)')
+    database.execute('create table keyed ("{# id" int primary key)')
+    database.execute("create publication p for all tables")
+    assert main(["init", "--name", "mine", "--publication", "p"]) == 0
+    printed = capsys.readouterr().out
+    assert 'Omitted: Table public."{{ env.PGCDC_DSN }}" has a template in its name' in printed
+    assert "Omitted: Table public.keyed has a template in its name or key" in printed
+    listed = DefsTables.read(project / "defs" / "mine" / "defs.yaml", "mine")
+    assert [str(name) for name in listed.names] == ["public.good"]
+    assert main(["check", "--name", "mine"]) == 0

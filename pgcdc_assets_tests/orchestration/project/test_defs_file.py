@@ -262,6 +262,25 @@ def test_options_of_spark_and_of_the_store_are_texts_as_written(
         load_defs_folders([other / "defs"])
 
 
+def test_names_are_texts_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dagster evaluates the text of a setting, and "2024" would be a number."""
+    monkeypatch.setenv("TRACKED", "30")
+    settings = """  name: shop
+  publication: "2024"
+  slot: "1_0"
+  messages: {prefixes: ["1", None]}
+  tables:
+    - {name: "1.5", key: ["2024", None], scd: [2], tracked: ["1,2", "{{ env.TRACKED }}"]}
+"""
+    written(tmp_path, HEAD + settings)
+    capture = find_captures(load_defs_folders([tmp_path / "defs"]))["shop"].capture
+    assert (capture.publication, capture.slot) == ("2024", "1_0")
+    assert capture.messages is not None and capture.messages.prefixes == ("1", "None")
+    (table,) = capture.tables
+    assert table.name == ("1", "5")
+    assert (table.key, table.tracked) == (("2024", "None"), ("1,2", "30"))
+
+
 def test_every_documented_setting_is_accepted(tmp_path: Path) -> None:
     settings = """  slot: other
   dsn_env: SHOP_DSN
