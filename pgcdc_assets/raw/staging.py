@@ -43,10 +43,7 @@ def staging_root(lake: Lake, name: str, purpose: str) -> Iterator[str]:
     try:
         yield root
     finally:
-        try:
-            remove_folder(lake, root)
-        except (OSError, DeltaError) as error:
-            _logger.warning("%s was not removed (%s)", root, type(error).__name__)
+        _try_to_remove(lake, root)
 
 
 def remove_stale(
@@ -54,8 +51,10 @@ def remove_stale(
 ) -> int:
     """Remove the temporary folders older than `older_than`, and return their number.
 
+    A folder that cannot be removed, such as one of another user, stays with a warning.
+
     Raises:
-        OSError: the lake cannot be read or written.
+        OSError: the lake cannot be listed.
     """
     limit = dt.datetime.now(dt.UTC) - older_than
     removed = 0
@@ -67,9 +66,17 @@ def remove_stale(
                 continue
             made = dt.datetime.strptime(match[1], _TIME).replace(tzinfo=dt.UTC)
             if made < limit:
-                remove_folder(lake, f"{folder}/{token}")
-                removed += 1
+                removed += _try_to_remove(lake, f"{folder}/{token}")
     return removed
+
+
+def _try_to_remove(lake: Lake, uri: str) -> bool:
+    try:
+        remove_folder(lake, uri)
+    except (OSError, DeltaError) as error:
+        _logger.warning("%s was not removed (%s)", uri, type(error).__name__)
+        return False
+    return True
 
 
 def remove_folder(lake: Lake, uri: str) -> None:

@@ -191,12 +191,13 @@ class MessageTable:
         loaded = self.table.load()
         if loaded is None:
             return
-        compact(self.table, loaded, f"{self._app_id}:compaction", minimum_files=minimum_files)
-        loaded = self.table.load_or_create()
         try:
+            application = f"{self._app_id}:compaction"
+            compact(self.table, loaded, application, minimum_files=minimum_files)
+            loaded = self.table.load_or_create()
             shorten_log(self.table.lake, self.table.uri, loaded)
             delete_old_files(self.table, loaded)
-        except (DeltaError, OSError) as error:
+        except (DeltaError, OSError, pa.ArrowException) as error:
             raise TransientError(
                 reason=f"The maintenance of {self.table.uri} failed: {first_line(error)} No "
                 "referenced file was removed. The next maintenance continues."

@@ -46,3 +46,17 @@ def test_only_old_staging_folders_are_stale(lake: Lake) -> None:
         fill(str(folder / name))
     assert remove_stale(lake, "test", DAY) == 1
     assert sorted(path.name for path in folder.iterdir()) == [f"{just_now}-0123abcd", "notes"]
+
+
+def test_a_folder_that_cannot_be_removed_does_not_stop_the_removal_of_the_next(
+    lake: Lake, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as one of another user. Each rebuild and each upkeep would fail."""
+    folder = Path(lake.path("test", REBUILD))
+    yesterday = (dt.datetime.now(dt.UTC) - 1.5 * DAY).strftime("%Y%m%dT%H%M%SZ")
+    fill(str(folder / f"{yesterday}-11111111"))
+    stuck = folder / f"{yesterday}-00000000"
+    stuck.touch()
+    assert remove_stale(lake, "test", DAY) == 1
+    assert [*folder.iterdir()] == [stuck]
+    assert f"{stuck} was not removed" in caplog.text

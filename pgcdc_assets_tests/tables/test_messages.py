@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable
 
 from pgcdc_assets import failpoints
-from pgcdc_assets.errors import RawExpired, RawZoneError
+from pgcdc_assets.errors import RawExpired, RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.protocol.utf8 import text_of_bytes
 from pgcdc_assets.raw.maintenance import maintain_raw_zone
@@ -234,3 +234,12 @@ def test_maintenance_compacts_small_files_and_keeps_rows_and_watermark(zone: Raw
     assert (rows_of(zone), table.watermark()) == (before, mark)
     table.append(land(zone, 599, json.dumps([1]).encode()))
     assert len(rows_of(zone)) == len(before) + 1
+
+
+def test_a_damaged_file_is_an_error_of_the_maintenance_that_names_the_table(zone: RawZone) -> None:
+    table = MessageTable(zone)
+    for number in range(2):
+        table.append(land(zone, 99 + 100 * number, str(number).encode()))
+    next(Path(table.table.uri).rglob("*.parquet")).write_bytes(b"PAR1")
+    with pytest.raises(TransientError, match=f"The maintenance of {table.table.uri} failed"):
+        table.maintain(minimum_files=2)

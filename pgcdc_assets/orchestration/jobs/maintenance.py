@@ -8,7 +8,8 @@ and merges. A step beside them deletes old records of Dagster.
 """
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -104,38 +105,34 @@ def build_maintenance_job(
         session = partial(spark.session, zone.lake)
         failures: list[tuple[str, Exception]] = []
         with claim_run(context), dagster_failures(capture.name):
-            try:
+            # Whatever is wrong with one part, the others are maintained.
+            with _noting(failures, "raw zone"):
                 raw_report = maintain_raw_zone(zone, minimum_log_entries=1)
-            except PgcdcError as error:
-                # The SCD tables are maintained, whatever is wrong with the raw zone.
-                failures.append(("raw zone", error))
-            else:
                 context.log.info(
                     f"Raw zone: {raw_report.files_merged} files merged, "
                     f"{raw_report.files_removed} removed"
                 )
-            remove_stale(zone.lake, zone.name, STALE_AFTER)
+            with _noting(failures, "temporary folders"):
+                remove_stale(zone.lake, zone.name, STALE_AFTER)
             if capture.has_message_table:
-                MessageTable(zone).maintain()
+                with _noting(failures, "logical messages"):
+                    MessageTable(zone).maintain()
             for schema, table, scd in sorted(keys):
                 path = table_path(zone.lake, zone.name, schema, table, scd)
-                try:
+                with _noting(failures, str(TableName(schema, table))):
                     state = read_scd_state(zone.lake, zone.name, path)
                     if state is None:
                         continue
                     renew_watermark(session, zone, state)
                     report = maintain_table(session, zone.lake, path, policy.keep_hours)
-                except PgcdcError as error:
-                    failures.append((str(TableName(schema, table)), error))
-                    continue
-                context.log.info(
-                    f"{TableName(schema, table)} (scd{scd}): "
-                    + (
-                        "postponed, because a merge changed the same files"
-                        if report.is_postponed
-                        else f"{report.files_before} files became {report.files_after}"
+                    context.log.info(
+                        f"{TableName(schema, table)} (scd{scd}): "
+                        + (
+                            "postponed, because a merge changed the same files"
+                            if report.is_postponed
+                            else f"{report.files_before} files became {report.files_after}"
+                        )
                     )
-                )
         if failures:
             raise_failed("Not maintained", failures, capture.name)
 
@@ -169,6 +166,15 @@ def build_maintenance_job(
         delete_records()
 
     return maintenance_job, build_schedule(capture.name, maintenance_job, policy.schedule)
+
+
+@contextmanager
+def _noting(failures: list[tuple[str, Exception]], what: str) -> Iterator[None]:
+    """Note an error in the block, in place of raising it."""
+    try:
+        yield
+    except (PgcdcError, OSError) as error:
+        failures.append((what, error))
 
 
 def lowest_position(zone: RawZone, capture: CdcCapture) -> Position | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -20,6 +21,7 @@ from pgcdc_assets.policies import MessagePolicy, RetentionPolicy
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.messages import MessageTable
+from pgcdc_assets.tables.properties import LOG_RETENTION
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 
@@ -201,6 +203,28 @@ def test_maintenance_deletes_old_windows_and_their_keys(
     assert run(strict, "upkeep").success
     assert copies(strict, "a") == newest
     assert len(copies(strict, "b")) == 1
+
+
+@pytest.mark.sampled
+def test_a_damaged_table_of_messages_does_not_stop_the_maintenance_of_the_others(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    capture = replace(orchestrated.capture, messages=MessagePolicy())
+    made = replace(orchestrated, capture=capture)
+    made.sync()
+    made.database.execute("select pg_logical_emit_message(true, 'audit', 'one')")
+    made.sync()
+    for entry in Path(made.lake.path(NAME, "messages"), "_delta_log").glob("*.json"):
+        entry.write_text("{")
+    result = run(made, "upkeep")
+    assert not result.success
+    (failure,) = result.filter_events(lambda event: event.is_step_failure)
+    data = failure.step_failure_data.user_failure_data
+    assert data is not None
+    assert (data.description or "").startswith("Not maintained: logical messages. ")
+    for table in ("a", "b"):
+        path = table_path(made.lake, NAME, "public", table, 1)
+        assert LOG_RETENTION in DeltaTable(path).metadata().configuration
 
 
 @pytest.mark.sampled
