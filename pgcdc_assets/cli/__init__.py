@@ -19,7 +19,7 @@ from types import FrameType
 
 from pgcdc_assets.cli.arguments import build_parser
 from pgcdc_assets.cli.library_log import LibraryLog
-from pgcdc_assets.cli.output import complain, discard, open_log
+from pgcdc_assets.cli.output import complain, discard, flush_result, open_log
 from pgcdc_assets.errors import PgcdcError
 
 INTERRUPTED = 130
@@ -58,7 +58,7 @@ def _run(options: argparse.Namespace, log: LibraryLog | None) -> int:
     try:
         # Commands import late, so that `--help` and usage errors do not wait for Dagster.
         status: int = options.command(options)
-        sys.stdout.flush()
+        flush_result()
         return status
     except PgcdcError as error:
         return _fail(str(error), error.exit_status, log, debug=options.debug)
@@ -81,6 +81,11 @@ def _fail_unexpectedly(error: Exception, log: LibraryLog | None, *, debug: bool)
 
 
 def _fail(sentence: str, status: int, log: LibraryLog | None, *, debug: bool) -> int:
+    try:
+        # Without a log, the result waits in a buffer. Python would fail when it writes the rest.
+        flush_result()
+    except OSError:
+        discard(sys.stdout)
     if debug:
         traceback.print_exc()
     if log is not None and log.has_content():

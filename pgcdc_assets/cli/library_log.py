@@ -26,7 +26,13 @@ _terminal: TextIO | None = None
 
 
 def terminal() -> TextIO:
-    """Return the stream for our own lines that are not the result."""
+    """Return the stream for our own lines that are not the result.
+
+    A process may have no standard error, as by a shell's `2>&-`. Its lines go nowhere.
+    """
+    global _terminal
+    if _terminal is None and sys.stderr is None:
+        _terminal = open(os.devnull, "w")
     return sys.stderr if _terminal is None else _terminal
 
 

@@ -42,6 +42,18 @@ def discard(stream: TextIO) -> None:
         os.dup2(nowhere.fileno(), stream.fileno())
 
 
+def flush_result() -> None:
+    """Write the rest of the result.
+
+    A process may have no standard output, as by a shell's `>&-`.
+
+    Raises:
+        BrokenPipeError: the reader of the result has ended.
+    """
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
 def quiet_dagster(*, debug: bool) -> None:
     """Keep Dagster's log and its warnings about beta and preview features off the terminal."""
     from pgcdc_assets.orchestration.feature_warnings import ignore_feature_warnings

@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _watch(captures: Sequence[LoadedCapture], seconds: float) -> None:
-    is_screen = sys.stdout.isatty()
+    is_screen = sys.stdout is not None and sys.stdout.isatty()
     while True:
         print(f"{_CLEAR if is_screen else ''}{time.strftime('%Y-%m-%d %H:%M:%S')}")
         for name, error in _print_all(captures).items():

@@ -269,3 +269,28 @@ def test_tables_of_several_captures_need_the_name_of_one(
 ) -> None:
     assert main(["verify", "-m", location, 'public."€"']) == 2
     assert "--name" in capsys.readouterr().err
+
+
+def _shell(command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command line in which `pgcdc` is the command of this Python."""
+    program = f'pgcdc() {{ "{sys.executable}" -m pgcdc_assets.cli "$@"; }}; {command}'
+    return subprocess.run(
+        ["bash", "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.postgres
+def test_a_command_without_standard_streams_has_its_exit_status(location: str) -> None:
+    done = _shell(f"pgcdc status --name there -m {location} >&-")
+    assert (done.returncode, done.stderr) == (0, "")
+    failed = _shell(f"pgcdc status --name nope -m {location} 2>&-")
+    assert (failed.returncode, failed.stdout, failed.stderr) == (2, "", "")
+
+
+@pytest.mark.postgres
+def test_the_end_of_a_pipes_reader_does_not_hide_an_error(project: Path) -> None:
+    command = "PYTHONUNBUFFERED= pgcdc check --publication nope --verbose"
+    done = _shell(f"set -o pipefail; {{ sleep 1; {command}; }} | true")
+    assert done.returncode == 2, done.stderr
+    assert "wrong or missing for publication nope" in done.stderr
+    assert "BrokenPipeError" not in done.stderr
