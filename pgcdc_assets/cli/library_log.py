@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import sys
 import threading
 import time
@@ -21,6 +22,9 @@ from typing import TextIO
 FILES_KEPT = 20
 FILE_BYTES = 16 * 1024 * 1024
 _SECONDS_BETWEEN_CHECKS = 5.0
+
+# Another program may write its logs into the same folder.
+_NAME = re.compile(r"\d{8}T\d{6}-[a-z_]+-\d+\.log")
 
 _terminal: TextIO | None = None
 
@@ -46,6 +50,7 @@ class LibraryLog:
 
     path: Path
     _fd: int
+    _made: tuple[Path, ...] = ()
     _kept: dict[int, int] = field(default_factory=dict)
     _streams: tuple[TextIO, TextIO] = field(default_factory=lambda: (sys.stdout, sys.stderr))
     _opened: list[TextIO] = field(default_factory=list)
@@ -64,7 +69,7 @@ class LibraryLog:
                 trim(self.path, FILE_BYTES)
             return
         self.path.unlink(missing_ok=True)
-        for folder in (self.path.parent, self.path.parent.parent):
+        for folder in self._made:
             with suppress(OSError):
                 folder.rmdir()
 
@@ -114,16 +119,19 @@ def open_library_log(folder: Path, command: str) -> LibraryLog:
     Raises:
         OSError: the folder is not writable.
     """
+    # A folder that was there before the command is of somebody else, such as TMPDIR.
+    made = tuple(each for each in (folder, folder.parent) if not each.exists())
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{time.strftime('%Y%m%dT%H%M%S')}-{command}-{os.getpid()}.log"
     path = folder / name
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with suppress(OSError):
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    for old in sorted(folder.glob("*.log"))[:-FILES_KEPT]:
+    ours = sorted(each for each in folder.glob("*.log") if _NAME.fullmatch(each.name))
+    for old in ours[:-FILES_KEPT]:
         if not _is_in_use(old):
             old.unlink(missing_ok=True)
-    log = LibraryLog(path, fd)
+    log = LibraryLog(path, fd, made)
     log._redirect()
     return log
 

@@ -99,3 +99,21 @@ def test_a_long_file_keeps_its_beginning_and_its_end_and_writers_continue(tmp_pa
     assert len(text) < 1_000
     assert text.startswith("begin")
     assert text.endswith("endlater")
+
+
+def test_a_folder_that_was_there_before_stays(tmp_path: Path) -> None:
+    """The folder may be that of PGCDC_STATE or TMPDIR, with permissions of its own."""
+    with library_log(tmp_path / "state" / "logs", "test"):
+        (tmp_path / "state" / "made by the command").touch()
+    (tmp_path / "state" / "made by the command").unlink()
+    with library_log(tmp_path / "state" / "logs", "test"):
+        pass
+    assert list((tmp_path / "state").iterdir()) == []
+
+
+def test_the_logs_of_other_programs_are_kept(tmp_path: Path) -> None:
+    names = {f"{number:02}.log" for number in range(FILES_KEPT + 5)}
+    for name in names:
+        (tmp_path / name).touch()
+    open_library_log(tmp_path, "test").close()
+    assert {path.name for path in tmp_path.iterdir()} == names
