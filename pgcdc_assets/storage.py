@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -88,6 +89,28 @@ def without_file_scheme(uri: str) -> str:
     """Return the path of `file:///FOLDER` or `file:/FOLDER`, and another address unchanged."""
     found = _LOCAL.match(uri)
     return uri if found is None else f"/{uri[found.end() :]}"
+
+
+def local_folder(text: str, setting: str) -> Path:
+    """Return the absolute path of a local folder, whose text may begin with `~`.
+
+    Args:
+        setting: the name of the setting that holds the text.
+
+    Raises:
+        ConfigurationError: the home folder of a user is not known, or the current folder is gone.
+    """
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError:
+        raise ConfigurationError(
+            reason=f"{setting} begins with ~, and the home folder of this user is not known. Write "
+            "the whole path, or set HOME"
+        ) from None
+    except FileNotFoundError:
+        raise ConfigurationError(
+            reason="The current folder does not exist any more. Change to another folder"
+        ) from None
 
 
 def check_lake_form(uri: str, setting: str) -> None:

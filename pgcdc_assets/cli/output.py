@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from pgcdc_assets.cli.library_log import LibraryLog, open_library_log, terminal
+from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.project.home import state_folder
 
 
@@ -67,7 +68,13 @@ def open_log(command: str) -> LibraryLog | None:
     """Send the output of libraries to a log file; None if no folder is writable."""
     if sys.stderr is None:
         return None
-    for folder in (state_folder() / "logs", Path(tempfile.gettempdir()) / "pgcdc-logs"):
+    folders: list[Path] = []
+    # The command itself reports that there is no state folder.
+    with suppress(ConfigurationError):
+        folders.append(state_folder() / "logs")
+    with suppress(OSError):
+        folders.append(Path(tempfile.gettempdir()) / "pgcdc-logs")
+    for folder in folders:
         with suppress(OSError):
             return open_library_log(folder, command)
     return None

@@ -19,6 +19,7 @@ from pgcdc_assets.storage import (
     check_delta_options,
     check_lake_form,
     is_s3,
+    local_folder,
     without_file_scheme,
 )
 
@@ -41,9 +42,9 @@ class Lake:
         storage: the settings of an S3 store.
 
     Raises:
-        ConfigurationError: the path is empty, or contains characters that delta-rs rejects; or a
-            URI has no bucket, or has no `//` after its scheme; or an option of an S3 store is a
-            setting of `storage`.
+        ConfigurationError: the path is empty, or contains characters that delta-rs rejects, or
+            begins with the home folder of an unknown user; or a URI has no bucket, or has no `//`
+            after its scheme; or an option of an S3 store is a setting of `storage`.
     """
 
     uri: str
@@ -60,7 +61,7 @@ class Lake:
                 "object-store URI."
             )
         if "://" not in uri:
-            uri = str(Path(uri).expanduser().absolute())
+            uri = str(local_folder(uri, "The lake"))
             odd = _UNUSABLE.search(uri)
             if odd is not None:
                 raise ConfigurationError(

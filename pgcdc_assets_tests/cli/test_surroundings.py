@@ -294,3 +294,20 @@ def test_the_end_of_a_pipes_reader_does_not_hide_an_error(project: Path) -> None
     assert done.returncode == 2, done.stderr
     assert "wrong or missing for publication nope" in done.stderr
     assert "BrokenPipeError" not in done.stderr
+
+
+def test_a_current_folder_that_was_deleted_is_named(project: Path) -> None:
+    done = _shell("mkdir gone; cd gone; rmdir ../gone; pgcdc status")
+    assert done.returncode == 2
+    assert "The current folder does not exist any more" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("variable", ["PGCDC_STATE", "PGCDC_LAKE"])
+def test_the_home_folder_of_an_unknown_user_is_a_wrong_setting(
+    project: Path, variable: str
+) -> None:
+    done = pgcdc("spark", "status", **{variable: "~no-such-user/folder"})
+    assert done.returncode == 2
+    assert "begins with ~" in done.stderr
+    assert "Traceback" not in done.stderr

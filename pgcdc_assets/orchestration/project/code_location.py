@@ -25,6 +25,7 @@ from pgcdc_assets.orchestration.feature_warnings import (
 )
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.project.defs_file import check_defs_folders
+from pgcdc_assets.orchestration.project.home import current_folder
 from pgcdc_assets.orchestration.resources import (
     LakeResource,
     PostgresResource,
@@ -129,8 +130,9 @@ def load_location(module_name: str = DEFAULT_MODULE) -> CodeLocation:
         ConfigurationError: the import fails, the module has no definitions, or a resource reads an
             environment variable that is not set.
     """
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    here = str(current_folder())
+    if "" not in sys.path and here not in sys.path:
+        sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.storage import local_folder
 from pgcdc_assets.variable_setting import check_variable_name
 
 if TYPE_CHECKING:
@@ -39,9 +40,18 @@ def clone_root() -> Path | None:
     return root if (root / "pyproject.toml").is_file() else None
 
 
+def current_folder() -> Path:
+    """Return the current folder.
+
+    Raises:
+        ConfigurationError: the current folder does not exist any more.
+    """
+    return local_folder(".", "The current folder")
+
+
 def project_root() -> Path:
     """Return the parent folder of `.pgcdc`: the clone, else the current folder."""
-    return clone_root() or Path.cwd()
+    return clone_root() or current_folder()
 
 
 def state_folder() -> Path:
@@ -50,7 +60,7 @@ def state_folder() -> Path:
     This is the folder of PGCDC_STATE, else `.pgcdc`.
     """
     given = os.environ.get(STATE_VARIABLE, "").strip()
-    return Path(given).expanduser().absolute() if given else project_root() / ".pgcdc"
+    return local_folder(given, STATE_VARIABLE) if given else project_root() / ".pgcdc"
 
 
 def embedded_data_folder() -> Path:
@@ -65,7 +75,7 @@ def default_lake() -> Path:
 
 def default_defs_folder() -> Path:
     """Return the folder into which `pgcdc init` writes component instances."""
-    return Path.cwd() / "defs"
+    return current_folder() / "defs"
 
 
 def defs_folders() -> list[Path]:
@@ -131,7 +141,7 @@ def prepare_home() -> Path:
     """
     given = os.environ.get("DAGSTER_HOME", "").strip()
     if given:
-        home = Path(given).expanduser()
+        home = local_folder(given, "DAGSTER_HOME") if given[0] == "~" else Path(given)
         if not home.is_absolute() or not home.is_dir():
             raise ConfigurationError(
                 reason=f"DAGSTER_HOME is {given}, but must be the absolute path of an existing "
