@@ -120,6 +120,40 @@ def test_a_module_that_cannot_be_imported_is_a_wrong_setting(
     assert "sesame" not in error
 
 
+_LAZY = """
+import os
+import dagster as dg
+
+@dg.definitions
+def defs():
+    %s
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("os.environ['NO_SUCH_VARIABLE']", "KeyError: 'NO_SUCH_VARIABLE'"),
+        ("raise ValueError('sesame')", "ValueError ("),
+    ],
+)
+def test_definitions_that_cannot_be_loaded_are_a_wrong_setting(
+    project: Path,
+    statement: str,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (project / "lazy_location.py").write_text(_LAZY % statement)
+    monkeypatch.delitem(sys.modules, "lazy_location", raising=False)
+    monkeypatch.syspath_prepend(str(project))
+    assert main(["status", "-m", "lazy_location"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("pgcdc: The definitions of module lazy_location cannot be loaded: ")
+    assert expected in error
+    assert "sesame" not in error
+
+
 _UNSET = """
 import dagster as dg
 from pgcdc_assets import *

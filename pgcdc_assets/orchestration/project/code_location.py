@@ -127,8 +127,8 @@ def load_location(module_name: str = DEFAULT_MODULE) -> CodeLocation:
     """Import a module and read its definitions.
 
     Raises:
-        ConfigurationError: the import fails, the module has no definitions, or a resource reads an
-            environment variable that is not set.
+        ConfigurationError: the import fails, the module has no definitions, or they cannot be
+            loaded, or a resource reads an environment variable that is not set.
     """
     here = str(current_folder())
     if "" not in sys.path and here not in sys.path:
@@ -146,8 +146,15 @@ def load_location(module_name: str = DEFAULT_MODULE) -> CodeLocation:
         raise ConfigurationError(
             reason=f"Module {module_name} cannot be imported: {_reason(error)}"
         ) from error
-    definitions = _definitions_of(module)
-    return CodeLocation(definitions, find_captures(definitions))
+    try:
+        definitions = _definitions_of(module)
+        return CodeLocation(definitions, find_captures(definitions))
+    except PgcdcError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigurationError(
+            reason=f"The definitions of module {module_name} cannot be loaded: {_reason(error)}"
+        ) from error
 
 
 def find_captures(definitions: dg.Definitions) -> dict[str, LoadedCapture]:
