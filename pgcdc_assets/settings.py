@@ -36,7 +36,8 @@ from pgcdc_assets.type_setting import parse_types
 # Asset keys, job names, lake folders and slots contain the name, and allow these characters.
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
-_SLOT = re.compile(r"[a-z0-9_]{1,63}")
+LONGEST_SLOT = 63
+_SLOT = re.compile(rf"[a-z0-9_]{{1,{LONGEST_SLOT}}}")
 
 
 def check_capture_name(name: str) -> None:

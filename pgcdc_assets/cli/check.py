@@ -36,7 +36,7 @@ from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.table_list import ListedState
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.settings import CdcCapture, CdcTable, check_slot_name
+from pgcdc_assets.settings import LONGEST_SLOT, CdcCapture, CdcTable, check_slot_name
 from pgcdc_assets.spark.catalog import check_catalog
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.columns import check_names, system_columns_of
@@ -63,7 +63,9 @@ def run(options: argparse.Namespace) -> int:
     if options.publication is not None:
         name = options.name or ""
         settings = ConnectionSettings(home.conninfo(), name=name)
-        slot = options.slot or f"pgcdc_{name or _WITHOUT_SLOT.sub('_', options.publication)}"
+        # The name of a publication may be as long as the longest name of a slot.
+        default = f"pgcdc_{name or _WITHOUT_SLOT.sub('_', options.publication)}"[:LONGEST_SLOT]
+        slot = options.slot or default
         check_slot_name(slot)
         report(settings, options.publication, run_preflight(settings, options.publication, slot))
         return 0
@@ -130,8 +132,10 @@ def check_capture(
         except (ConfigurationError, TransientError):
             # The findings contain the reason for a missing replication connection.
             pass
+    # The findings contain a missing publication, whose tables are then not known.
+    has_publication = not any(f.code == "publication" and f.severity == "error" for f in findings)
     with query_connection(settings, "check") as conn:
-        relations = published_relations(conn, capture.publication)
+        relations = published_relations(conn, capture.publication) if has_publication else []
         findings += _check_source(conn, capture, zone)
         findings += check_options(conn, capture.slot_policy, capture.stream)
         findings += check_slot_primary(conn, settings, capture.slot)

@@ -44,3 +44,16 @@ def test_tables_and_keys_that_do_not_exist_are_named_with_their_lines(
     (key,) = [line for line in errors if "names nope" in line]
     assert "defs/mine/defs.yaml:11:12: " in key
     assert '"a.b"."Über %"' in key
+
+
+def test_a_missing_publication_hides_no_other_finding(
+    project: Path, database: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = project / "defs" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "defs.yaml").write_text(DEFS.replace("SLOT", f"s_{database.name}"))
+    assert main(["check", "--name", "mine"]) == 2
+    printed = capsys.readouterr()
+    assert "ERROR    Publication pub does not exist" in printed.out
+    assert "may replicate" in printed.out
+    assert "1 thing is wrong or missing for publication pub: publication." in printed.err

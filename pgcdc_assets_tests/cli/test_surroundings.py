@@ -345,3 +345,11 @@ def test_the_home_folder_of_an_unknown_user_is_a_wrong_setting(
     assert done.returncode == 2
     assert "begins with ~" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_slot_of_a_publication_with_the_longest_name_is_one_that_can_be_named(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PGCDC_DSN", "postgresql://nobody@127.0.0.1:1/nowhere")
+    assert main(["check", "--publication", "p" * 63]) == 3
+    assert "127.0.0.1:1" in capsys.readouterr().err
