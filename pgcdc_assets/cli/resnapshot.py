@@ -20,6 +20,7 @@ def run(options: argparse.Namespace) -> int:
     changes after them.
 
     Raises:
+        ConfigurationError: the capture has no table.
         PgcdcError: the error of a run; tables that the error does not name are merged.
     """
     from pgcdc_assets.orchestration.jobs.sync import sync_capture
@@ -39,6 +40,11 @@ def run(options: argparse.Namespace) -> int:
     partial = None
     if options.where is not None:
         partial, tables = _request(loaded, options), []
+    elif not tables:
+        raise ConfigurationError(
+            reason=f"Capture {options.name} has no table to take a snapshot of: pgcdc check says "
+            "why."
+        )
     limits = SyncLimits(wait_seconds=options.wait_seconds)
     with open_instance() as instance, progress() as display:
         report = sync_capture(

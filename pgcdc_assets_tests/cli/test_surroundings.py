@@ -353,3 +353,19 @@ def test_the_slot_of_a_publication_with_the_longest_name_is_one_that_can_be_name
     monkeypatch.setenv("PGCDC_DSN", "postgresql://nobody@127.0.0.1:1/nowhere")
     assert main(["check", "--publication", "p" * 63]) == 3
     assert "127.0.0.1:1" in capsys.readouterr().err
+
+
+_FOLLOWED = """type: pgcdc_assets.PostgresCdcComponent
+attributes: {name: mine, publication: p, tables: all}
+"""
+
+
+@pytest.mark.postgres
+def test_a_resnapshot_of_no_table_is_refused(
+    project: Path, database: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    database.execute("create publication p for all tables")
+    (project / "defs" / "mine").mkdir(parents=True)
+    (project / "defs" / "mine" / "defs.yaml").write_text(_FOLLOWED)
+    assert main(["resnapshot", "mine"]) == 2
+    assert "Capture mine has no table to take a snapshot of" in capsys.readouterr().err
