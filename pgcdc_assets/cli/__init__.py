@@ -61,7 +61,9 @@ def _run(options: argparse.Namespace, log: LibraryLog | None) -> int:
         flush_result()
         return status
     except PgcdcError as error:
-        return _fail(str(error), error.exit_status, log, debug=options.debug)
+        capture: str | None = getattr(options, "name", None)
+        named = error if capture is None else error.in_capture(capture)
+        return _fail(str(named), error.exit_status, log, debug=options.debug)
     except KeyboardInterrupt:
         return _fail("Interrupted.", INTERRUPTED, None, debug=False)
     except BrokenPipeError:

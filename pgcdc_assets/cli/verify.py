@@ -64,9 +64,10 @@ def run(options: argparse.Namespace) -> int:
                         failures.append(outcome)
             except PgcdcError as error:
                 # Compare the other captures, and print what is compared already.
+                named = error.in_capture(loaded.capture.name)
                 if len(captures) > 1:
-                    complain(f"{loaded.capture.name}: {error}")
-                failures.append(error)
+                    complain(f"{loaded.capture.name}: {named}")
+                failures.append(named)
     different = [result for result in results if not result.is_equal]
     _print(results, different)
     if not options.tables:
@@ -161,8 +162,9 @@ def _verify(
             for outcome in found:
                 work.count += 1
                 if isinstance(outcome, ComparisonFailure):
-                    complain(f"{outcome.qualified_name}: {outcome.error}")
-                    yield outcome.error
+                    named = outcome.error.in_capture(capture.name)
+                    complain(f"{outcome.qualified_name}: {named}")
+                    yield named
                     continue
                 record_comparison(zone, uncertain, outcome)
                 display.say(f"{outcome.qualified_name}: compared, {outcome.source_rows:,} rows")

@@ -104,6 +104,22 @@ def test_a_difference_is_named_and_a_rebuild_corrects_it_without_the_source(
     assert main(["verify", "-m", module]) == 0
 
 
+@pytest.mark.sampled
+def test_the_remedy_of_a_damaged_table_names_its_capture(
+    module: str, spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sync", "-m", module]) == 0
+    path = table_path(Lake(str(tmp_path / "lake")), "mine", "public", "t", 1)
+    for entry in Path(path, "_delta_log").glob("*.json"):
+        entry.write_text("{")
+    capsys.readouterr()
+    for command in (["verify"], ["resnapshot", "mine", "public.t", "--where", "id = 1"]):
+        assert main([*command, "-m", module]) == 4
+        error = capsys.readouterr().err
+        assert "pgcdc rebuild mine" in error
+        assert "rebuild NAME" not in error
+
+
 SECRET = "row 44"
 
 
