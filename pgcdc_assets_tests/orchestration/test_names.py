@@ -6,7 +6,9 @@ import dagster as dg
 
 from pgcdc_assets import CdcCapture, CdcTable, build_cdc_definitions
 from pgcdc_assets.orchestration.checks.invariants import INVARIANTS
+from pgcdc_assets.orchestration.jobs.sync_passes import FailedParts
 from pgcdc_assets.orchestration.project.code_location import CodeLocation, find_captures
+from pgcdc_assets.table_name import encode_name
 
 # These names would be equal or invalid as names of Dagster outputs and inputs.
 NAMES = [
@@ -76,3 +78,14 @@ def test_earlier_names_keep_their_keys_outputs_and_partitions() -> None:
 def test_captures_are_found_with_the_names_of_their_tables() -> None:
     found = location(*NAMES).captures["shop"].capture
     assert found.table_names == NAMES
+
+
+def test_the_table_of_a_failed_merge_is_found_by_its_key() -> None:
+    """Another pass of a sync heals a table that the source has altered during the run."""
+    loaded = location(*NAMES)
+    known = {spec.key for spec in loaded.definitions.resolve_all_asset_specs()}
+    for name in NAMES:
+        key = dg.AssetKey(["shop", "scd2", *map(encode_name, name)])
+        assert key in known
+        failed = FailedParts((), (), [key]).tables(loaded.captures["shop"].capture)
+        assert list(failed) == [name]

@@ -22,7 +22,7 @@ from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress
 from pgcdc_assets.policies import FOLLOW
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.settings import CdcCapture, CdcTable
-from pgcdc_assets.table_name import TableName
+from pgcdc_assets.table_name import TableName, encode_name
 
 # Schema changes may never stop. The run ends nevertheless.
 PASSES = 3
@@ -51,7 +51,7 @@ class FailedParts:
             for table in capture.tables
             if table.partition_key in self.snapshots
             or table.qualified_name in moved
-            or tuple(table.name) in merged
+            or tuple(map(encode_name, table.name)) in merged
         }
 
 
