@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import dagster as dg
 
@@ -26,7 +25,7 @@ from pgcdc_assets.orchestration.jobs.in_process import build_pool_wait, run_in_p
 from pgcdc_assets.orchestration.jobs.requested_job import requested_job
 from pgcdc_assets.orchestration.jobs.sync_comparisons import compare_uncertain_tables
 from pgcdc_assets.orchestration.jobs.sync_messages import find_message_requests
-from pgcdc_assets.orchestration.jobs.sync_passes import FailedParts, run_passes
+from pgcdc_assets.orchestration.jobs.sync_passes import FailedParts, Request, run_passes
 from pgcdc_assets.orchestration.jobs.sync_report import SyncLimits, SyncReport
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.partitions import (
@@ -88,10 +87,10 @@ def sync_capture(
         sync.progress.barrier = end
         return sync
 
-    def bring_through(end: Lsn | None, *request: Any) -> SyncReport:
+    def bring_through(end: Lsn | None, request: Request | None = None) -> SyncReport:
         return run_passes(loaded, lambda: begin(end), request, say)
 
-    report = bring_through(barrier, resnapshot, partial)
+    report = bring_through(barrier, (resnapshot, partial))
     # A run through a given LSN serves a comparison.
     return report if barrier else compare_uncertain_tables(loaded, bring_through, report)
 

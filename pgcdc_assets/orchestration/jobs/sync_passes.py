@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import dagster as dg
 
@@ -18,11 +18,15 @@ from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.orchestration.jobs.sync_report import SyncReport
 from pgcdc_assets.orchestration.project.code_location import LoadedCapture
 from pgcdc_assets.orchestration.runs.errors import FailedRun
+from pgcdc_assets.orchestration.runs.partial_request import PartialRequest
 from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress
 from pgcdc_assets.policies import FOLLOW
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import TableName, encode_name
+
+# Tables to re-snapshot, and a partial snapshot.
+Request = tuple[Sequence[CdcTable], PartialRequest | None]
 
 # Schema changes may never stop. The run ends nevertheless.
 PASSES = 3
@@ -61,7 +65,9 @@ class Pass(Protocol):
     progress: SyncProgress
     report: SyncReport
 
-    def run(self, *request: Any) -> SyncReport:
+    def run(
+        self, resnapshot: Sequence[CdcTable] = (), partial: PartialRequest | None = None
+    ) -> SyncReport:
         """Run the pass."""
 
     @property
@@ -72,14 +78,15 @@ class Pass(Protocol):
 def run_passes(
     loaded: LoadedCapture,
     begin: Callable[[], Pass],
-    request: Sequence[Any],
+    request: Request | None,
     say: Callable[[str], None],
 ) -> SyncReport:
     """Run passes until one succeeds, or fails without a later change of the failed tables.
 
     Args:
         begin: returns a new pass.
-        request: the snapshots that the first pass takes first.
+        request: the snapshots that the first pass takes first. A further pass takes those that
+            failed again.
 
     Raises:
         PgcdcError: the error of the last pass. If the source altered the failed tables during each
@@ -89,7 +96,7 @@ def run_passes(
     for number in range(1, PASSES + 1):
         each = begin()
         try:
-            report = each.run(*(request if number == 1 else ()))
+            report = each.run(*(request or ()))
         except PgcdcError as error:
             altered = _find_altered(loaded, each)
             if not altered:
@@ -102,11 +109,20 @@ def run_passes(
                 )
                 raise FailedRun.like(error, sentence) from error
             say(f"Altered at the source during the run: {names}. Continuing with another pass.")
+            request = None if request is None else _find_failed(request, each.failed)
             report = each.report
             done = report if done is None else done.followed_by(report)
             continue
         return report if done is None else done.followed_by(report)
     raise AssertionError("the last pass returns or raises")
+
+
+def _find_failed(request: Request, failed: FailedParts) -> Request:
+    """Return the snapshots of a request that were not taken."""
+    tables, partial = request
+    is_taken = partial is None or partial.report is not None
+    left = [table for table in tables if table.partition_key in failed.snapshots]
+    return left, None if is_taken else partial
 
 
 def _find_altered(loaded: LoadedCapture, each: Pass) -> Collection[CdcTable]:

@@ -12,9 +12,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.orchestration.jobs.sync import sync_capture
 from pgcdc_assets.orchestration.jobs.sync_passes import PASSES
+from pgcdc_assets.orchestration.runs.partial_request import PartialRequest
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets_tests.orchestration.conftest import Orchestrated
+from pgcdc_assets_tests.orchestration.conftest import LIMITS, NAME, Orchestrated
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
 
@@ -86,3 +88,31 @@ def test_without_a_later_change_there_is_one_pass(keyed: Orchestrated) -> None:
         keyed.sync(altering)
     assert altering.failures == 1
     assert "Altered" not in str(caught.value)
+
+
+@pytest.mark.sampled
+def test_a_partial_snapshot_that_failed_is_asked_for_in_the_next_pass(keyed: Orchestrated) -> None:
+    """Without the request, the next pass would succeed, and nothing would replace the rows."""
+    # Postgres accepts the condition, and refuses it when it reads row 1.
+    request = PartialRequest(keyed.capture.tables[0], "1 / (id - 1) = 0")
+    keyed.commit("update a set v = 'captured' where id = 2")
+    lines: list[str] = []
+
+    def alter_after_the_poll(line: str) -> None:
+        lines.append(line)
+        if line.startswith(f"{NAME}_capture") and len(lines) < 9:
+            keyed.commit("alter table a add column if not exists c int")
+
+    with pytest.raises(PgcdcError):
+        sync_capture(
+            keyed.instance,
+            keyed.location,
+            keyed.location.captures[NAME],
+            say=alter_after_the_poll,
+            limits=LIMITS,
+            partial=request,
+        )
+    said = "\n".join(lines)
+    assert "public.a. Continuing with another pass." in said
+    assert said.count("Continuing with the rest.") == 2
+    assert request.report is None
