@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from pgcdc_assets.cli.output import say
 from pgcdc_assets.cli.tables import print_table
 
 _HEADER = ("table", "rebuilt through", "was at", "changes", "rows", "seconds")
@@ -43,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
             repository.get_job(Names.of(capture).rebuild_job),
             instance,
             {},
-            wait=build_pool_wait(instance, repository, capture.name),
+            wait=build_pool_wait(instance, repository, capture.name, say=say),
             ops={rebuild_op_name(capture): {"config": config}},
         )
     rows = []

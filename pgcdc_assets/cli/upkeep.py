@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from pgcdc_assets.cli.output import complain
+from pgcdc_assets.cli.output import complain, say
 from pgcdc_assets.errors import PgcdcError
 
 
@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
         for loaded in captures:
             name, started = loaded.capture.name, time.monotonic()
             job = repository.get_job(Names.of(loaded.capture).maintenance_job)
-            wait = build_pool_wait(instance, repository, name)
+            wait = build_pool_wait(instance, repository, name, say=say)
             result = run_in_process(job, instance, {}, wait=wait)
             if not result.success:
                 error = error_of_run(result)

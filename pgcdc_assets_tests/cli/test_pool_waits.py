@@ -121,6 +121,10 @@ def test_a_command_that_waits_for_a_live_run_ends_by_its_limit_or_by_ctrl_c(
     rebuild = merged.start("rebuild", "mine")
     try:
         wait_until(merged.has_waiting, "the rebuild to wait", limit_seconds=240)
+        assert rebuild.stdout is not None
+        (_, said) = rebuild.stdout.readline().split(" ", 1)
+        user = f"run {holder.run_id} of mine_rebuild"
+        assert said == f"Waiting for pool {NAMES.merge_pool}, which is used by {user}\n"
         rebuild.send_signal(signal.SIGINT)
         out, _ = rebuild.communicate(timeout=60)
     finally:

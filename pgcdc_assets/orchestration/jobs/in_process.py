@@ -7,7 +7,7 @@ so the wait also closes dead runs, which would hold their pools until the next s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import dagster as dg
@@ -27,11 +27,14 @@ def build_pool_wait(
     repository: dg.RepositoryDefinition,
     capture: str,
     limit_seconds: float = PoolWait.limit_seconds,
+    *,
+    say: Callable[[str], None],
 ) -> PoolWait:
     """Build the wait of a capture's runs, which closes dead runs of the capture.
 
     Args:
         limit_seconds: longest wait of a step.
+        say: function that gets one sentence about each wait.
     """
     names = Names(capture)
 
@@ -41,7 +44,7 @@ def build_pool_wait(
             keys |= repository.get_job(job).asset_layer.selected_asset_keys
         close_dead_runs(instance, capture, keys)
 
-    return PoolWait(limit_seconds, release)
+    return PoolWait(limit_seconds, release, say)
 
 
 def run_in_process(

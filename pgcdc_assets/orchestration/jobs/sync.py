@@ -112,7 +112,9 @@ class _Sync:
         self.names = Names.of(loaded.capture)
         self.say = say
         self.limits = limits
-        self.pool_wait = build_pool_wait(instance, self.repository, self.name, limits.wait_seconds)
+        self.pool_wait = build_pool_wait(
+            instance, self.repository, self.name, limits.wait_seconds, say=say
+        )
         self.run_tags = run_tags
         self.progress = SyncProgress(self.name)
         self.report = SyncReport(self.name)

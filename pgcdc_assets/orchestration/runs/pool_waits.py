@@ -32,10 +32,12 @@ class PoolWait:
         limit_seconds: longest wait of a step.
         release: function that frees the pools of dead runs. A wait calls it at its start, and then
             every two seconds.
+        say: function that gets one sentence about each wait.
     """
 
     limit_seconds: float = float("inf")
     release: Callable[[], None] = lambda: None
+    say: Callable[[str], None] = lambda sentence: None
 
 
 class PoolClaims(InstanceConcurrencyContext):
@@ -46,6 +48,7 @@ class PoolClaims(InstanceConcurrencyContext):
         self._wait = wait
         self._polls = 0
         self._began: float | None = None
+        self._is_announced = False
         self._pool_by_step: dict[str, str] = {}
 
     def claim(self, concurrency_key: str, step_key: str, step_priority: int = 0) -> bool:
@@ -55,7 +58,7 @@ class PoolClaims(InstanceConcurrencyContext):
         self._pool_by_step[step_key] = concurrency_key
         is_claimed = super().claim(concurrency_key, step_key, step_priority)
         if is_claimed:
-            self._began = None
+            self._began, self._is_announced, self._polls = None, False, 0
         return is_claimed
 
     def interval_to_next_pending_claim_check(self) -> float:
@@ -74,6 +77,11 @@ class PoolClaims(InstanceConcurrencyContext):
         now = time.monotonic()
         if self._began is None:
             self._began = now
+        elif not self._is_announced:
+            # The pool of a dead run was freed before, at the start of the wait.
+            self._is_announced = True
+            pools, runs = self._describe_pools()
+            self._wait.say(f"Waiting for pool {pools}, which is used by {runs}")
         if now - self._began > self._wait.limit_seconds:
             raise self._limit_error()
         if is_checked:
@@ -81,14 +89,19 @@ class PoolClaims(InstanceConcurrencyContext):
         return _POLL_SECONDS
 
     def _limit_error(self) -> TransientError:
+        pools, runs = self._describe_pools()
+        return TransientError(
+            reason=f"Pool {pools} is used by {runs}, and was not free within "
+            f"{self._wait.limit_seconds:g} s. Run the command again."
+        )
+
+    def _describe_pools(self) -> tuple[str, str]:
+        """Return the awaited pools and the runs that use them."""
         pools = sorted({self._pool_by_step[step] for step in self._pending_claims})
         infos = self._instance.event_log_storage.get_concurrency_infos(pools).values()
         holders = sorted({run_id for info in infos for run_id in info.active_run_ids})
         runs = ", ".join(map(self._describe, holders)) or "another run"
-        return TransientError(
-            reason=f"Pool {', '.join(pools)} is used by {runs}, and was not free within "
-            f"{self._wait.limit_seconds:g} s. Run the command again."
-        )
+        return ", ".join(pools), runs
 
     def _describe(self, run_id: str) -> str:
         run = self._instance.get_run_by_id(run_id)

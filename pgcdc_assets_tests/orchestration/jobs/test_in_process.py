@@ -90,7 +90,7 @@ def test_an_interrupted_command_does_not_wait_for_the_pool(
 
 
 def run_in_merge_pool(
-    orchestrated: Orchestrated, limit_seconds: float
+    orchestrated: Orchestrated, limit_seconds: float, said: list[str]
 ) -> dg.ExecuteInProcessResult:
     """Run a job with a step in the pool of merges, as a command of the capture does."""
 
@@ -102,8 +102,8 @@ def run_in_merge_pool(
     def job() -> None:
         work()
 
-    instance = orchestrated.instance
-    wait = build_pool_wait(instance, orchestrated.location.repository, NAME, limit_seconds)
+    instance, repository = orchestrated.instance, orchestrated.location.repository
+    wait = build_pool_wait(instance, repository, NAME, limit_seconds, say=said.append)
     return run_in_process(job, instance, {}, wait=wait)
 
 
@@ -117,26 +117,28 @@ def test_a_command_closes_dead_runs_that_hold_its_pool_or_wait_for_it(
     hold(orchestrated, pool, merge)
     rebuild = orchestrated.start_run("rebuild", {PROCESS_TAG: dead_process()})
     orchestrated.instance.event_log_storage.claim_concurrency_slot(pool, rebuild.run_id, "step")
-    assert run_in_merge_pool(orchestrated, limit_seconds=20).success
+    assert run_in_merge_pool(orchestrated, limit_seconds=20, said=[]).success
     for run in (merge, rebuild):
         assert status_of(orchestrated, run) == dg.DagsterRunStatus.FAILURE
     assert holders(orchestrated, pool) == set()
 
 
 @pytest.mark.postgres
-def test_a_wait_ends_at_its_limit_with_the_name_of_the_run_that_uses_the_pool(
+def test_a_wait_names_the_run_that_uses_the_pool_once_and_ends_at_its_limit(
     orchestrated: Orchestrated,
 ) -> None:
     pool = Names(NAME).merge_pool
     alive = orchestrated.start_run("rebuild", {})
     hold(orchestrated, pool, alive)
-    result = run_in_merge_pool(orchestrated, limit_seconds=0.5)
+    said: list[str] = []
+    result = run_in_merge_pool(orchestrated, limit_seconds=0.8, said=said)
     assert not result.success
+    holder = f"run {alive.run_id} of {NAME}_rebuild"
+    assert said == [f"Waiting for pool {pool}, which is used by {holder}"]
     error = error_of_run(result)
     assert error.exit_status == 3
     assert str(error) == (
-        f"Pool {pool} is used by run {alive.run_id} of {NAME}_rebuild, and was not free within "
-        "0.5 s. Run the command again."
+        f"Pool {pool} is used by {holder}, and was not free within 0.8 s. Run the command again."
     )
     assert holders(orchestrated, pool) == {alive.run_id}
     info = orchestrated.instance.event_log_storage.get_concurrency_info(pool)
