@@ -77,3 +77,27 @@ def test_a_check_reads_the_files_of_its_own_lake(
     found = [check_all(spark, zone, both, scd) for scd in (1, 2)]
     assert all(each.is_sound for each in found), found
     assert [each.row_count for each in found] == [1, 3]
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize(
+    ("name", "sibling"), [("a{b}c", "other"), ("lake*", "lake_backup")], ids=["braces", "star"]
+)
+def test_spark_rewrites_a_small_table_from_its_own_files(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    sibling: str,
+) -> None:
+    merge_by_spark(monkeypatch)
+    zone = RawZone(Lake(str(tmp_path / name)), "test")
+    landing = Landing(zone, [relation(*_COLUMNS)])
+    landing.begin([["1", "a"], ["2", "b"]])
+    landing.land([update("1", "c")])
+    merge(spark, landing, CdcTable("shop", "items"))
+    shutil.copytree(zone.lake.uri, tmp_path / sibling)
+    landing.land([insert("3", "d")])
+    path = merge(spark, landing, CdcTable("shop", "items")).path
+    rows = spark.read.format("delta").load(path).select("id", "v").collect()
+    assert sorted(map(tuple, rows)) == [(1, "c"), (2, "b"), (3, "d")]

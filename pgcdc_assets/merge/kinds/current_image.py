@@ -40,6 +40,7 @@ from pgcdc_assets.merge.write import (
     run_merge,
 )
 from pgcdc_assets.raw.snapshots import Snapshot
+from pgcdc_assets.spark.parquet import read_parquet
 from pgcdc_assets.spark.sql import delta_table, identifier
 from pgcdc_assets.spark.tuning import is_tiny
 from pgcdc_assets.tables.columns import COMMIT_TS, LSN, ORDINAL, RESCUED
@@ -161,7 +162,7 @@ def read_files(spark: SparkSession, state: ScdState) -> DataFrame:
     if not names or not is_plain or MAPPING in state.properties:
         return spark.read.format("delta").load(state.path)
     schema = StructType.fromJson(json.loads(state.schema))
-    return spark.read.schema(schema).parquet(*(f"{state.path}/{name}" for name in names))
+    return read_parquet(spark, (f"{state.path}/{name}" for name in names), schema)
 
 
 @dataclass(frozen=True)
