@@ -14,6 +14,10 @@ previous stay. Chains are found by doubling: after n joins, every key change kno
 value. If the row existed before the range, the table has the value: the MERGE itself takes it from
 the row with the same key, and a row with another key (`origin_0` ...) is fetched first.
 
+An insert may leave a value out, too: an update that moves a row into the row filter of the
+publication is sent as an insert. The value may have changed outside the filter, so neither an
+earlier row with the key nor the table has it, and the merge asks for a snapshot.
+
 REPLICA IDENTITY FULL never comes here: its old tuple has the value (`events.Fold.new_text`).
 """
 
@@ -64,10 +68,20 @@ def follow_key_changes(winners: DataFrame, known: DataFrame, fold: Fold) -> Data
     """Fill unknown fields of rows that came from another key, and add the origin's key, `origin_0`
     ...
 
+    A field that nothing has raises `UNKNOWN_VALUE` during execution.
+
     Args:
         winners: the events to complete, one or several of a key.
         known: all events, from `with_known_values`.
     """
+    rows = _follow_key_changes(winners, known, fold)
+    names = [name for name in rows.columns if name != "unknown"]
+    # The row came in this range, and no change since contains the value.
+    is_lost = "unknown IS NOT NULL AND stay IS NOT NULL AND NOT is_elsewhere"
+    return rows.selectExpr(*names, f"IF({is_lost}, {_error('ARRAY<INT>')}, unknown) AS unknown")
+
+
+def _follow_key_changes(winners: DataFrame, known: DataFrame, fold: Fold) -> DataFrame:
     keys, origin = fold.key_columns, fold.named("origin", "origin_rescued")
     nothing = [f"CAST(NULL AS {winners.schema[k].dataType.simpleString()})" for k in keys]
     empty = [f"{null} AS {o}" for null, o in zip(nothing, origin, strict=True)]

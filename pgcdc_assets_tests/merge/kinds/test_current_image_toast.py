@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pgcdc_assets_tests.support.merge.pipeline import KEY_SWAP, Pipeline
+from pgcdc_assets.errors import SnapshotNeeded
+from pgcdc_assets.merge import MergeFailure
+from pgcdc_assets_tests.support.merge.pipeline import KEY_SWAP, PUBLICATION, Pipeline
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
@@ -103,3 +105,29 @@ def test_toasted_values_of_every_kind_are_kept(pipeline: Pipeline, identity: str
     pipeline.assert_equal()
     assert pipeline.rows() == [(2, 2)]
     assert [set(row[0]) for row in pipeline.rows(columns="_rescued")] == [{"grid"}]
+
+
+@pytest.mark.sampled
+def test_a_row_that_returns_into_the_row_filter_keeps_no_value_from_before(
+    pipeline: Pipeline,
+) -> None:
+    """Postgres sends it as an insert without the value, which has changed outside the filter."""
+    pipeline.database.execute(
+        "create table t (id int, shown bool, v text, n int default 0, primary key (id, shown));"
+        f"{_EXTERNAL}; insert into t values (1, true, {_A}), (2, true, {_B});"
+        f"create publication {PUBLICATION} for table t where (shown)"
+    )
+    pipeline.copy()
+    pipeline.sync()
+    pipeline.database.execute("update t set shown = false")
+    pipeline.database.execute(f"update t set v = {_CHANGED}")
+    pipeline.database.execute("update t set shown = true")
+    # A later change has the value of the second row.
+    pipeline.database.execute(f"update t set v = {_NEW} where id = 2")
+    pipeline.capture()
+    (failure,) = pipeline.merge().values()
+    assert isinstance(failure, MergeFailure)
+    assert isinstance(failure.error, SnapshotNeeded), failure.error
+    pipeline.database.execute(f"update t set v = {_NEW} where id = 1")
+    pipeline.sync()
+    pipeline.assert_equal()
