@@ -180,7 +180,8 @@ class TableKind(ABC):
             task.plan.target.key,
             known_key,
             self.system,
-            [v for v in task.relations if v.lsn < task.plan.end],
+            # A snapshot stores its version first, with an LSN above the first changes.
+            [v for v in task.relations if v.lsn < task.plan.end or v.version in order],
             steps=steps,
             past=past,
             recorded=versions[made_with],

@@ -190,3 +190,34 @@ def test_rows_of_a_partitioned_table_have_the_default(pipeline: Pipeline) -> Non
     pipeline.assert_equal("t")
     box = "(3,4),(1,2)"
     assert pipeline.rows(columns="id, n, b") == [(1, 5, box), (11, 5, box), (12, 6, None)]
+
+
+@pytest.mark.sampled
+def test_rows_have_the_default_if_a_snapshot_shows_the_column_before_the_stream(
+    pipeline: Pipeline,
+) -> None:
+    """The LSN of the snapshot is above that of the first row with the column."""
+    history, kept = CdcTable("public", "t", scd=(2,)), CdcTable("public", "kept", soft_deletes=True)
+    pipeline.start(
+        *(
+            f"create table {t} (id int primary key, v text); insert into {t} values (1, 'a'), "
+            "(2, 'a')"
+            for t in ("t", "kept")
+        )
+    )
+    for t in ("t", "kept"):
+        pipeline.database.execute(f"delete from {t} where id = 2")
+    _merge(pipeline, history, kept)
+    for t in ("t", "kept"):
+        pipeline.database.execute(f"alter table {t} add n int default 5")
+        pipeline.database.execute(f"insert into {t} values (3, 'c', 6)")
+    pipeline.copy("t", "kept")
+    reports = _merge(pipeline, history, kept)
+    assert {report.columns_filled for report in reports} == {("n",)}
+    found = {}
+    for target, scd, flag in ((history, 2, "_is_current"), (kept, 1, "_deleted")):
+        path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", target.table, scd)
+        frame = pipeline.spark.read.format("delta").load(path).select("id", "n", flag)
+        found[scd] = sorted(map(tuple, frame.collect()))
+    assert found[2] == [(1, 5, True), (2, 5, False), (3, 6, True)], "no version begins or ends"
+    assert found[1] == [(1, 5, False), (2, 5, True), (3, 6, False)]
