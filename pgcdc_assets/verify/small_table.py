@@ -61,6 +61,9 @@ def read_small(table: DeltaTable) -> SmallTable | None:
     except (DeltaError, pa.ArrowException, OSError):
         # Let Spark read the table or raise the error.
         return None
+    if not found.num_rows:
+        # PySpark cannot read a nested column without chunks.
+        found = found.schema.empty_table()
     return SmallTable(found, schema.to_json()) if found.nbytes <= _SMALL_MEMORY else None
 
 
