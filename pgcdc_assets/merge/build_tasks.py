@@ -46,7 +46,7 @@ from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
-from pgcdc_assets.tables.keyed_snapshots import no_key_error, snapshots_with_key
+from pgcdc_assets.tables.keyed_snapshots import newest_alike, no_key_error, snapshots_with_key
 
 
 def build_tasks(
@@ -114,6 +114,9 @@ def build_tasks(
             keyed = snapshots_with_key(table.target, usable, relations, table.watermark)
         if table.target.needs_key(table.scd):
             usable = keyed
+        elif table.state is None and table.target.keeps_history(table.scd):
+            reached = [s for s in usable if not is_bounded or s.position <= through.end_position]
+            usable = newest_alike(table.target, reached, relations)
         if after is not None:
             usable = [snapshot for snapshot in usable if snapshot.key > after]
         limits = Limits(limit or StepLimit(), sizes, _names(table, relations))

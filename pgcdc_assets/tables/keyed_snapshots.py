@@ -54,6 +54,22 @@ def snapshots_with_key(
     ]
 
 
+def newest_alike(
+    target: CdcTable, snapshots: Sequence[Snapshot], relations: Relations
+) -> list[Snapshot]:
+    """Return the newest snapshots of a table that all have a key, or that all have none.
+
+    A log of changes, which a table without a key can have, does not become a current image.
+    """
+    own = sorted(
+        (snapshot for snapshot in snapshots if snapshot.name == target.name),
+        key=lambda snapshot: snapshot.position,
+    )
+    keyed = [_without_key(target, snapshot, relations) is None for snapshot in own]
+    first = max((n for n, has_key in enumerate(keyed, 1) if has_key != keyed[-1]), default=0)
+    return own[first:]
+
+
 def newest_without_key(
     target: CdcTable, snapshots: Sequence[Snapshot], relations: Relations
 ) -> Relation | None:

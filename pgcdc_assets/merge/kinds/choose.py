@@ -72,7 +72,8 @@ def _check_kind_is_unchanged(task: MergeTask, state: ScdState, system: SystemCol
         if column in sent or (column in wanted) == (column in state.columns):
             continue
         made = "with" if column in state.columns else "without"
+        or_key = ", or the key of its source" if column == OP else ""
         raise ConfigurationError(
             reason=f"Table {task.plan.target.qualified_name}: its SCD1 table was made {made} "
-            f"{meaning}, but its settings have changed. Rebuild the table: `pgcdc rebuild`."
+            f"{meaning}, but its settings have changed{or_key}. Rebuild the table: `pgcdc rebuild`."
         )
