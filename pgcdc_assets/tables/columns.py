@@ -64,6 +64,15 @@ SCD2_COLUMNS: SystemColumns = (
 EPOCH_COLUMNS = (VALID_FROM_EPOCH, VALID_TO_EPOCH)
 
 
+def is_log(table: CdcTable, *, has_key: bool) -> bool:
+    """Return whether the SCD1 table of a table is a log of changes.
+
+    Args:
+        has_key: a key identifies the rows.
+    """
+    return table.without_key == "log" and not (has_key or table.soft_deletes)
+
+
 def system_columns_of(table: CdcTable) -> Iterator[SystemColumns]:
     """Yield the columns that the SCD tables of a table have beside those of the source."""
     if 1 in table.scd:

@@ -21,7 +21,7 @@ from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import identifier, string
-from pgcdc_assets.tables.columns import VALID_FROM_EPOCH
+from pgcdc_assets.tables.columns import OP, VALID_FROM_EPOCH, is_log
 from pgcdc_assets.verify.table_version import TableVersion
 
 if TYPE_CHECKING:
@@ -128,8 +128,9 @@ def _is_older_in_image(
 ) -> str:
     """Write the SQL condition that a row of SCD1 is older than the column.
 
-    A source may have a column `_op` too, unless the table is a log of changes.
+    A source may have a column `_op` too, unless the table is a log of changes. A table that is not
+    rebuilt after a change of the settings is no log yet.
     """
     made = f"_lsn >= {int(epoch.start_lsn)} AND _lsn < {int(column.since)}"
-    is_log = table.without_key == "log" and not (pinned.key or table.soft_deletes)
-    return f"{made} AND _op <> 'T'" if is_log else made
+    has_operations = OP in pinned.columns and is_log(table, has_key=bool(pinned.key))
+    return f"{made} AND _op <> 'T'" if has_operations else made

@@ -12,7 +12,7 @@ from pgcdc_assets.merge.kinds.keyless import KeylessBag, KeylessLog
 from pgcdc_assets.merge.kinds.soft_deletes import SoftDeletes
 from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.tables.columns import DELETED, OP, SystemColumns
+from pgcdc_assets.tables.columns import DELETED, OP, SystemColumns, is_log
 from pgcdc_assets.tables.properties import KEY
 from pgcdc_assets.tables.state import ScdState
 
@@ -35,10 +35,10 @@ def choose_table_kind(spark: SparkSession, zone: RawZone, task: MergeTask) -> Ta
         kind = History
     elif target.soft_deletes:
         kind = SoftDeletes
-    elif _has_key(task):
-        kind = CurrentImage
     else:
-        kind = KeylessLog if target.without_key == "log" else KeylessBag
+        has_key = _has_key(task)
+        without_key = KeylessLog if is_log(target, has_key=has_key) else KeylessBag
+        kind = CurrentImage if has_key else without_key
     if task.scd == 1 and task.state is not None:
         _check_kind_is_unchanged(task, task.state, kind.system)
     return kind(spark, zone, task)
