@@ -34,6 +34,7 @@ def test_a_table_without_files_is_a_frame_without_rows(spark: SparkSession, tmp_
 
 
 @pytest.mark.postgres
+@pytest.mark.sampled
 def test_a_table_that_has_lost_all_rows_equals_its_source(pipeline: Pipeline) -> None:
     pipeline.start("create table t (id int primary key, v text)", "insert into t values (1, 'a')")
     pipeline.sync()
