@@ -18,6 +18,7 @@ from pgcdc_assets.orchestration.checks.schema_changes import SCHEMA_CHANGES, che
 from pgcdc_assets.orchestration.checks.source_tables import read_relation_ids, read_table_places
 from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
+from pgcdc_assets.orchestration.runs.failures import dagster_failures
 from pgcdc_assets.orchestration.state import left_tables, read_gates
 from pgcdc_assets.postgres.catalog import published_tables
 from pgcdc_assets.postgres.moved_tables import SourcePlace, find_declared_table
@@ -212,43 +213,48 @@ def build_source_checks(
         required_resource_keys={names.postgres, names.lake},
     )
     def source_checks(context: dg.AssetCheckExecutionContext) -> Any:
-        postgres: PostgresResource = getattr(context.resources, names.postgres)
-        lake: LakeResource = getattr(context.resources, names.lake)
-        selected = context.selected_asset_check_keys
-        wanted = {key.name for key in selected}
-        left = left_tables(lake.zone(capture.name), capture)
-        with postgres.query_connection("check") as conn:
-            if SLOT_HEALTH in wanted:
-                yield evaluate_slot(raw, slot_health(read_slot_status(conn, capture.slot)))
-            if REPLICA_IDENTITY in wanted:
-                known = read_relation_ids(lake.zone(capture.name), capture)
-                published = published_tables(conn, capture.publication)
-                found = {
-                    table.qualified_name: find_declared_table(
-                        published, table.name, known.get(table.name)
-                    )
-                    for table in capture.tables
-                    if table.name not in left
-                }
-                usable = {
-                    name: ReplicaIdentity.NOTHING if one is None else usable_identity(one.relation)
-                    for name, one in found.items()
-                }
-                yield check_identities(snapshot, usable)
-        if SOURCE_TABLE in wanted:
-            places = read_table_places(
-                postgres.settings(), lake.zone(capture.name), capture, "check"
-            )
-            for key in sorted(check.asset_key for check in selected if check.name == SOURCE_TABLE):
-                table = tables[key]
-                yield check_source_table(key, places.get(table), left.get(table.name))
-        if SCHEMA_CHANGES in wanted:
-            zone = lake.zone(capture.name)
-            events, gates = zone.schema_events.read(), read_gates(zone, capture)
-            for key in sorted(c.asset_key for c in selected if c.name == SCHEMA_CHANGES):
-                name = tables[key].name
-                own = [event for event in events if event.table == name]
-                yield check_schema_changes(key, own, gates.get(name))
+        with dagster_failures(capture.name):
+            postgres: PostgresResource = getattr(context.resources, names.postgres)
+            lake: LakeResource = getattr(context.resources, names.lake)
+            selected = context.selected_asset_check_keys
+            wanted = {key.name for key in selected}
+            left = left_tables(lake.zone(capture.name), capture)
+            with postgres.query_connection("check") as conn:
+                if SLOT_HEALTH in wanted:
+                    yield evaluate_slot(raw, slot_health(read_slot_status(conn, capture.slot)))
+                if REPLICA_IDENTITY in wanted:
+                    known = read_relation_ids(lake.zone(capture.name), capture)
+                    published = published_tables(conn, capture.publication)
+                    found = {
+                        table.qualified_name: find_declared_table(
+                            published, table.name, known.get(table.name)
+                        )
+                        for table in capture.tables
+                        if table.name not in left
+                    }
+                    usable = {
+                        name: ReplicaIdentity.NOTHING
+                        if one is None
+                        else usable_identity(one.relation)
+                        for name, one in found.items()
+                    }
+                    yield check_identities(snapshot, usable)
+            if SOURCE_TABLE in wanted:
+                places = read_table_places(
+                    postgres.settings(), lake.zone(capture.name), capture, "check"
+                )
+                for key in sorted(
+                    check.asset_key for check in selected if check.name == SOURCE_TABLE
+                ):
+                    table = tables[key]
+                    yield check_source_table(key, places.get(table), left.get(table.name))
+            if SCHEMA_CHANGES in wanted:
+                zone = lake.zone(capture.name)
+                events, gates = zone.schema_events.read(), read_gates(zone, capture)
+                for key in sorted(c.asset_key for c in selected if c.name == SCHEMA_CHANGES):
+                    name = tables[key].name
+                    own = [event for event in events if event.table == name]
+                    yield check_schema_changes(key, own, gates.get(name))
 
     return step.restore(source_checks)
 

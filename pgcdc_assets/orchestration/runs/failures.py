@@ -16,6 +16,7 @@ from typing import NoReturn
 import dagster as dg
 
 from pgcdc_assets import errors
+from pgcdc_assets.orchestration.runs.sync_progress import sync_progress
 
 MAX_RETRIES = 2
 SECONDS_BETWEEN = 2.0
@@ -73,6 +74,32 @@ def dagster_failures(capture: str) -> Iterator[None]:
         raise failure_of(named) from without_values(named)
     except Exception as error:
         shown = without_values(error)
+        raise shown from shown.__cause__
+
+
+@contextmanager
+def tick_failures(capture: str) -> Iterator[None]:
+    """Record the error of a sensor's evaluation without texts of other libraries.
+
+    A sensor is evaluated again, so an error of this package keeps its class.
+
+    Args:
+        capture: the capture's name, which remedies show.
+
+    Raises:
+        PgcdcError: the error of the block.
+        LibraryError: for an error of another library, or a defect.
+    """
+    try:
+        yield
+    except dg.DagsterError:
+        raise
+    except Exception as error:
+        if sync_progress.get() is not None:
+            # A command evaluates the sensor without a record.
+            raise
+        named = error.in_capture(capture) if isinstance(error, errors.PgcdcError) else error
+        shown = without_values(named)
         raise shown from shown.__cause__
 
 

@@ -26,6 +26,7 @@ from pgcdc_assets.orchestration.partitions import (
 )
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs.dead_runs import close_dead_runs
+from pgcdc_assets.orchestration.runs.failures import tick_failures
 from pgcdc_assets.orchestration.runs.long_runs import find_outgoing, may_continue
 from pgcdc_assets.orchestration.runs.records import (
     CAPTURE_TAG,
@@ -93,6 +94,7 @@ def build_lag_sensor(capture: CdcCapture, targets: LagSensorAssets) -> dg.Sensor
         required_resource_keys={names.postgres, names.lake},
         tags={CAPTURE_TAG: capture.name, PURPOSE_TAG: "lag"},
     )
+    @tick_failures(capture.name)
     def lag(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         postgres: PostgresResource = getattr(context.resources, names.postgres)
         lake: LakeResource = getattr(context.resources, names.lake)

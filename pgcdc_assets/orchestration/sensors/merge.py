@@ -22,6 +22,7 @@ from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.partitions import build_shown_range_tags, find_shown_windows
 from pgcdc_assets.orchestration.resources import LakeResource
 from pgcdc_assets.orchestration.runs.dead_runs import close_dead_runs
+from pgcdc_assets.orchestration.runs.failures import tick_failures
 from pgcdc_assets.orchestration.runs.long_runs import find_outgoing, may_continue
 from pgcdc_assets.orchestration.runs.records import (
     CAPTURE_TAG,
@@ -71,6 +72,7 @@ def build_merge_sensor(
         required_resource_keys={names.lake},
         tags={CAPTURE_TAG: capture.name, PURPOSE_TAG: "merge"},
     )
+    @tick_failures(capture.name)
     def merges(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         lake: LakeResource = getattr(context.resources, names.lake)
         progress = sync_progress.get()

@@ -11,6 +11,7 @@ from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.partitions import build_shown_range_tags, find_shown_windows
 from pgcdc_assets.orchestration.resources import LakeResource
 from pgcdc_assets.orchestration.runs.dead_runs import close_dead_runs
+from pgcdc_assets.orchestration.runs.failures import tick_failures
 from pgcdc_assets.orchestration.runs.long_runs import may_continue
 from pgcdc_assets.orchestration.runs.records import (
     CAPTURE_TAG,
@@ -51,6 +52,7 @@ def build_messages_sensor(
         required_resource_keys={names.lake},
         tags={CAPTURE_TAG: capture.name, PURPOSE_TAG: PURPOSE},
     )
+    @tick_failures(capture.name)
     def appends(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         lake: LakeResource = getattr(context.resources, names.lake)
         keys = frozenset({messages})

@@ -1,4 +1,4 @@
-"""Errors of steps in Dagster's events: sentences, classes and stacks, but no values of rows."""
+"""Errors of steps and sensors in Dagster's records: sentences, classes, stacks, but no values."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from dataclasses import replace
 import dagster as dg
 import pytest
 from dagster import serialize_value
+from dagster._utils.error import serializable_error_info_from_exc_info
 from pyspark.errors import NumberFormatException
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import DefiniteError, MergeConflict, TransientError
 from pgcdc_assets.orchestration.checks import scd as table_checks
 from pgcdc_assets.orchestration.checks.invariants import INVARIANTS_IN_FULL
+from pgcdc_assets.orchestration.checks.raw import SLOT_HEALTH
+from pgcdc_assets.orchestration.resources import LakeResource
 from pgcdc_assets.orchestration.runs import failures
 from pgcdc_assets.orchestration.runs.errors import error_of_run
-from pgcdc_assets.orchestration.runs.failures import dagster_failures, raise_failed
+from pgcdc_assets.orchestration.runs.failures import LibraryError, dagster_failures, raise_failed
+from pgcdc_assets.policies import MessagePolicy
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.session import runs_embedded
 from pgcdc_assets.spark.sql import delta_table
@@ -205,3 +209,50 @@ def test_a_merge_that_violates_a_constraint_of_the_owner_records_no_values(
     assert "LibraryError" in events
     assert VALUE not in events
     check_output(capfd)
+
+
+def fail_with_cause(*arguments: object) -> None:
+    """Raise an error of this package that Spark's error has caused."""
+    try:
+        cast_of_spark()
+    except NumberFormatException as error:
+        raise DefiniteError(reason="Not read.") from error
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("sensor", ["lag", "merges", "messages"])
+@pytest.mark.parametrize("is_cause", [True, False])
+def test_the_tick_of_a_sensor_records_no_text_of_a_library(
+    orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch, sensor: str, is_cause: bool
+) -> None:
+    capture = replace(orchestrated.capture, messages=MessagePolicy())
+    orchestrated = replace(orchestrated, capture=capture)
+    fail = fail_with_cause if is_cause else lambda *_: cast_of_spark()
+    monkeypatch.setattr(LakeResource, "zone", fail)
+    with pytest.raises(DefiniteError if is_cause else LibraryError) as caught:
+        orchestrated.tick(sensor)
+    # The daemon records this text with the tick.
+    shown = serializable_error_info_from_exc_info(
+        (caught.type, caught.value, caught.tb)
+    ).to_string()
+    assert VALUE not in shown
+    assert f"NumberFormatException ({CONDITION})" in shown
+    assert "in cast_of_spark" in shown
+    assert ("Not read." in shown) == is_cause
+
+
+@pytest.mark.postgres
+def test_the_checks_of_the_source_record_no_text_of_a_library(
+    orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LakeResource, "zone", fail_with_cause)
+    slot = dg.AssetCheckKey(orchestrated.raw, SLOT_HEALTH)
+    job = orchestrated.location.repository.get_job(f"{NAME}_checks")
+    checked = job.get_subset(asset_check_selection={slot}).execute_in_process(
+        instance=orchestrated.instance, raise_on_error=False
+    )
+    error = error_of_run(checked)
+    assert (str(error), error.exit_status) == ("Not read.", DefiniteError.exit_status)
+    events = recorded(orchestrated.instance, checked.run_id)
+    assert VALUE not in events
+    assert CONDITION in events
