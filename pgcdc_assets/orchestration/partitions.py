@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import dagster as dg
@@ -42,6 +43,18 @@ class SpecificPartitionsPartitionMapping(dg.SpecificPartitionsPartitionMapping):
 
     def __hash__(self) -> int:
         return hash(type(self).__name__)
+
+
+def parse_windows(keys: Iterable[str]) -> list[LsnWindow]:
+    """Return the windows of partition keys in the order of the keys.
+
+    A key of another form, which a person has typed in the UI, has no window.
+    """
+    windows = []
+    for key in keys:
+        with suppress(ValueError):
+            windows.append(LsnWindow.parse(key))
+    return windows
 
 
 def find_unknown_windows(
@@ -109,9 +122,7 @@ def find_shown_windows(
     return windows[-max(1, most // max(1, asset_count)) :]
 
 
-def build_shown_range_tags(
-    windows: Sequence[LsnWindow], shown: Sequence[LsnWindow]
-) -> dict[str, str]:
+def build_shown_range_tags(keys: Sequence[str], shown: Sequence[LsnWindow]) -> dict[str, str]:
     """Return the tags of a run that materialises windows.
 
     A range of dynamic partitions follows the order in which the keys were added. If this is not the
@@ -119,13 +130,14 @@ def build_shown_range_tags(
     windows too.
 
     Args:
-        windows: the windows of all keys, in the order in which the keys were added.
+        keys: all keys, in the order in which they were added.
         shown: the windows to materialise, in the order of the stream.
     """
-    first, last = shown[0], shown[-1]
-    if [window for window in windows if first <= window <= last] != list(shown):
+    wanted = [window.key for window in shown]
+    first, last = wanted[0], wanted[-1]
+    if list(keys[keys.index(first) : keys.index(last) + 1]) != wanted:
         first = last
-    return build_range_tags(first.key, last.key)
+    return build_range_tags(first, last)
 
 
 def read_summaries(zone: RawZone, windows: Sequence[LsnWindow]) -> list[WindowSummary]:

@@ -92,6 +92,14 @@ def read_current_lsn(conn: Connection) -> Lsn:
     return Lsn.parse(row[0])
 
 
+def read_written_lsn(conn: Connection) -> Lsn:
+    """Return the end of the written WAL, flushed or not; of a standby, the replayed position.
+
+    No process has seen a later position before this call.
+    """
+    return _read_insert_lsn(conn) or read_current_lsn(conn)
+
+
 def advance_wal(conn: Connection) -> None:
     """Commit a transaction without changes: its commit record is behind all records before it.
 

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
-from pgcdc_assets.orchestration.partitions import find_surplus_keys, group_neighbours
+from pgcdc_assets.orchestration.partitions import (
+    build_range_tags,
+    build_shown_range_tags,
+    find_surplus_keys,
+    group_neighbours,
+)
 
 WINDOWS = [LsnWindow.of(1, start, start + 10) for start in range(0, 50, 10)]
 
@@ -28,3 +33,13 @@ def test_snapshots_of_neighbouring_tables_are_one_run() -> None:
     assert group_neighbours(order, ["a", "c", "d"]) == [("a", "a"), ("c", "d")]
     assert group_neighbours(order, ["e"]) == [("e", "e")]
     assert group_neighbours(order, []) == []
+
+
+def test_a_run_of_a_range_has_no_other_keys_than_its_windows() -> None:
+    """A range follows the order in which the keys were added."""
+    first, second, third = WINDOWS[:3]
+    keys = [window.key for window in WINDOWS]
+    whole, newest = build_range_tags(first.key, third.key), build_range_tags(third.key, third.key)
+    assert build_shown_range_tags(keys, [first, second, third]) == whole
+    assert build_shown_range_tags([keys[1], *keys[:1], *keys[2:]], WINDOWS[:3]) == newest
+    assert build_shown_range_tags([keys[0], "typed", *keys[1:]], WINDOWS[:3]) == newest

@@ -12,6 +12,7 @@ import dagster as dg
 
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.orchestration.names import Names
+from pgcdc_assets.orchestration.partitions import parse_windows
 from pgcdc_assets.orchestration.resources import LakeResource
 from pgcdc_assets.orchestration.runs.claims import claimed_step
 from pgcdc_assets.orchestration.runs.failures import dagster_failures
@@ -88,7 +89,7 @@ class _Later:
 
 
 def _windows_between(keys: list[str], since: Position, through: Position) -> Iterator[LsnWindow]:
-    for window in sorted(map(LsnWindow.parse, keys)):
+    for window in sorted(parse_windows(keys)):
         if since < window.end_position <= through:
             yield window
 

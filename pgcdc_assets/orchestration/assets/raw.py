@@ -30,6 +30,7 @@ from pgcdc_assets.orchestration.checks.raw import (
 )
 from pgcdc_assets.orchestration.metadata import capture_metadata
 from pgcdc_assets.orchestration.names import Names, StepKeys
+from pgcdc_assets.orchestration.partitions import parse_windows
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs.claims import claimed_step
 from pgcdc_assets.orchestration.runs.failures import dagster_failures
@@ -251,7 +252,7 @@ class _Landing:
             return None
         epoch = self.zone.epochs.latest()
         keys = self.context.instance.get_dynamic_partitions(self.capture.windows_name)
-        is_newest = max(map(LsnWindow.parse, keys), default=self._last) == self._last
+        is_newest = max(parse_windows(keys), default=self._last) == self._last
         if epoch is None or epoch.epoch != self._last.epoch or not is_newest:
             # The sensor chooses the next window.
             following.stop()

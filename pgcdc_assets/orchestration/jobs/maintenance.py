@@ -19,7 +19,7 @@ from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.orchestration.jobs.schedules import build_schedule
 from pgcdc_assets.orchestration.names import Names
-from pgcdc_assets.orchestration.partitions import find_used_window
+from pgcdc_assets.orchestration.partitions import find_used_window, parse_windows
 from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
 from pgcdc_assets.orchestration.runs.claims import claim_run
 from pgcdc_assets.orchestration.runs.executor import run_executor
@@ -217,7 +217,7 @@ def _prune(instance: dg.DagsterInstance, capture: CdcCapture, report: RetentionR
     """Delete the partition keys of deleted windows; return their number."""
     floor = Position(report.epoch, report.floor or Lsn(0))
     keys = instance.get_dynamic_partitions(capture.windows_name)
-    windows = sorted(map(LsnWindow.parse, keys))
+    windows = sorted(parse_windows(keys))
     used = find_used_window(instance, windows)
     old = [w.key for w in windows if _is_below(w, floor) and (used is None or w < used)]
     for key in old:

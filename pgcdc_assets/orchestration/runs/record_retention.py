@@ -33,8 +33,8 @@ from dagster._core.storage.event_log.schema import (
 )
 
 from pgcdc_assets import failpoints
-from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.names import Names
+from pgcdc_assets.orchestration.partitions import parse_windows
 from pgcdc_assets.orchestration.runs.records import CAPTURE_TAG, FINISHED
 from pgcdc_assets.settings import CdcCapture
 
@@ -89,10 +89,11 @@ def _oldest_shown(
     instance: dg.DagsterInstance, capture: CdcCapture, raw: dg.AssetKey
 ) -> dt.datetime | None:
     """Return the time at which the oldest window with a partition key was landed."""
-    keys = sorted(instance.get_dynamic_partitions(capture.windows_name), key=LsnWindow.parse)
+    windows = sorted(parse_windows(instance.get_dynamic_partitions(capture.windows_name)))
+    keys = [window.key for window in windows[:_EXAMINED_KEYS]]
     if not keys:
         return None
-    oldest = dg.AssetRecordsFilter(asset_key=raw, asset_partitions=keys[:_EXAMINED_KEYS])
+    oldest = dg.AssetRecordsFilter(asset_key=raw, asset_partitions=keys)
     records = instance.fetch_materializations(oldest, limit=1, ascending=True).records
     return dt.datetime.fromtimestamp(records[0].timestamp, dt.UTC) if records else None
 

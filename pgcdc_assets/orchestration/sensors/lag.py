@@ -16,14 +16,8 @@ import dagster as dg
 
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
-from pgcdc_assets.orchestration.metadata import window_metadata
 from pgcdc_assets.orchestration.names import Names
-from pgcdc_assets.orchestration.partitions import (
-    build_range_tags,
-    find_surplus_keys,
-    find_unknown_windows,
-    find_used_window,
-)
+from pgcdc_assets.orchestration.partitions import build_range_tags
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs.dead_runs import close_dead_runs
 from pgcdc_assets.orchestration.runs.failures import tick_failures
@@ -52,15 +46,16 @@ from pgcdc_assets.orchestration.sensors.schema_observation import observe_schema
 from pgcdc_assets.orchestration.sensors.snapshot_requests import SnapshotNeeds
 from pgcdc_assets.orchestration.sensors.source_status import read_source_status
 from pgcdc_assets.orchestration.sensors.sync_barrier import fix_events, move_barrier
+from pgcdc_assets.orchestration.sensors.window_keys import WindowKeys
 from pgcdc_assets.orchestration.state import (
     captured_through,
     left_tables,
     newest_snapshots,
     read_gates,
-    read_state,
 )
 from pgcdc_assets.postgres.slot_health import SlotProblem, slot_health
 from pgcdc_assets.postgres.slots import SlotStatus
+from pgcdc_assets.postgres.wal import read_written_lsn
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
@@ -189,14 +184,16 @@ class _Tick:
         if self.progress is not None:
             move_barrier(self.progress, self.zone, self.capture, epoch, through, self.flush_lsn)
             self.progress.captured_through = through.lsn
-        keys = self.context.instance.get_dynamic_partitions(self.capture.windows_name)
-        windows = sorted(LsnWindow.parse(key) for key in keys)
-        self._add_unknown_windows(epoch, windows, through)
+        keys = WindowKeys(self.context, self.capture, self.zone, epoch, through)
+        if not self.is_capturing:
+            keys.delete_foreign(self._read_written_lsn)
+        self.events += keys.add_landed(self.targets.raw)
         landed_ago = self._seconds_since_landing()
         lag_seconds = 0.0 if status.current_lsn <= through.lsn else landed_ago or 0.0
         self._observe(status, through.lsn, lag_seconds)
-        self._open_window(epoch, windows, through, landed_ago)
-        self._prune(windows)
+        self._open_window(epoch, keys, through, landed_ago)
+        keys.prune()
+        self.partitions += keys.requests
 
     def _read_usable_slot(self, through: Lsn) -> SlotStatus:
         """Return the slot's status.
@@ -268,14 +265,9 @@ class _Tick:
             )
 
     def _open_window(
-        self,
-        epoch: Epoch,
-        windows: list[LsnWindow],
-        through: Position,
-        landed_ago: float | None,
+        self, epoch: Epoch, keys: WindowKeys, through: Position, landed_ago: float | None
     ) -> None:
-        instance = self.context.instance
-        open_windows = tuple(w for w in windows if w.end_position > through)
+        instance, open_windows = self.context.instance, keys.open
         past = None
         if open_windows and not self.is_capturing:
             past = attempts_for(
@@ -300,23 +292,21 @@ class _Tick:
         )
         if isinstance(plan, Wait):
             if self.outgoing is not None:
-                self._succeed(self.outgoing, [w for w in windows if w.end_position <= through])
+                self._succeed(self.outgoing, keys.landed)
             elif self.is_capturing:
                 self._block(plan.reason)
             else:
                 self.reasons.append(plan.reason)
             return
         if isinstance(plan, Discard):
-            self._discard(plan.window)
+            reason = f"window {plan.window.key} overlaps a captured window and is discarded"
+            self.context.log.warning(reason)
+            self.reasons.append(reason)
+            keys.delete(plan.window.key)
             return
+        if plan.is_new:
+            keys.add(plan.window)
         self._capture(plan)
-
-    def _discard(self, window: LsnWindow) -> None:
-        reason = f"window {window.key} overlaps a captured window and is discarded"
-        self.context.log.warning(reason)
-        self.reasons.append(reason)
-        name = self.capture.windows_name
-        self.partitions.append(dg.DeleteDynamicPartitionsRequest(name, [window.key]))
 
     def _block(self, reason: str) -> None:
         self.reasons.append(reason)
@@ -324,10 +314,7 @@ class _Tick:
             self.progress.is_blocked = True
 
     def _capture(self, plan: Capture) -> None:
-        key = plan.window.key
-        if plan.is_new:
-            self.partitions.append(dg.AddDynamicPartitionsRequest(self.capture.windows_name, [key]))
-        instance = self.context.instance
+        key, instance = plan.window.key, self.context.instance
         past = attempts_for(instance, self.capture.name, "capture", {THROUGH_TAG: key})
         self._request(key, f"{plan.attempt}:{past.newest}")
 
@@ -353,21 +340,9 @@ class _Tick:
             dg.RunRequest(run_key=run_key, job_name=job_name, partition_key=key, tags=tags)
         )
 
-    def _add_unknown_windows(
-        self, epoch: Epoch, windows: list[LsnWindow], through: Position
-    ) -> None:
-        unknown = find_unknown_windows(self.zone, epoch, windows, through)
-        if not unknown:
-            return
-        for summary in unknown:
-            key = summary.window.key
-            metadata = window_metadata(summary)
-            self.events.append(
-                dg.AssetMaterialization(self.targets.raw, partition=key, metadata=metadata)
-            )
-        windows += [summary.window for summary in unknown]
-        keys = [summary.window.key for summary in unknown]
-        self.partitions.append(dg.AddDynamicPartitionsRequest(self.capture.windows_name, keys))
+    def _read_written_lsn(self) -> Lsn:
+        with self.postgres.query_connection("sensor") as conn:
+            return read_written_lsn(conn)
 
     def _observe(self, status: SlotStatus, through: Lsn, lag_seconds: float) -> None:
         observation = self.observation
@@ -389,14 +364,3 @@ class _Tick:
     def _seconds_since_landing(self) -> float | None:
         event = self.context.instance.get_latest_materialization_event(self.targets.raw)
         return None if event is None else seconds_since(event.timestamp)
-
-    def _prune(self, windows: list[LsnWindow]) -> None:
-        if len(windows) <= self.capture.windows.keep:
-            return
-        used = find_used_window(self.context.instance, windows)
-        merged = read_state(self.zone, self.capture).merged_through
-        old = find_surplus_keys(windows, self.capture.windows.keep, merged, used)
-        if old:
-            self.partitions.append(
-                dg.DeleteDynamicPartitionsRequest(self.capture.windows_name, old)
-            )

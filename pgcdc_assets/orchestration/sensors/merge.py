@@ -8,7 +8,7 @@ A run at the end of its time gets a successor, which waits for the pool (`long_r
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,7 +19,11 @@ from dagster import DagsterRunStatus, RunRecord
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.data_versions import find_shown_through
 from pgcdc_assets.orchestration.names import Names
-from pgcdc_assets.orchestration.partitions import build_shown_range_tags, find_shown_windows
+from pgcdc_assets.orchestration.partitions import (
+    build_shown_range_tags,
+    find_shown_windows,
+    parse_windows,
+)
 from pgcdc_assets.orchestration.resources import LakeResource
 from pgcdc_assets.orchestration.runs.dead_runs import close_dead_runs
 from pgcdc_assets.orchestration.runs.failures import tick_failures
@@ -151,7 +155,7 @@ class _Tick:
                 self.progress.is_blocked = True
             return dg.SkipReason(f"re-snapshot running: {', '.join(sorted(self.copied))}")
         known = self.instance.get_dynamic_partitions(self.capture.windows_name)
-        windows = [LsnWindow.parse(key) for key in known]
+        windows = parse_windows(known)
         landed = sorted(w for w in windows if w.end_position <= self.state.captured_through)
         if not landed:
             return dg.SkipReason("no window is landed yet")
@@ -165,7 +169,7 @@ class _Tick:
             pause = min((left for _, left in pauses if left), default=math.inf)
         if not ready and not succeeds:
             return dg.SkipReason("the newest merges failed, and are retried later")
-        return dg.SensorResult(run_requests=[self._request(names, windows, landed, ready, pause)])
+        return dg.SensorResult(run_requests=[self._request(names, known, landed, ready, pause)])
 
     def _waits_for_snapshots(self) -> str:
         """Name the tables that wait for an automatic re-snapshot; empty if none does."""
@@ -175,7 +179,7 @@ class _Tick:
     def _request(
         self,
         names: Names,
-        windows: list[LsnWindow],
+        keys: Sequence[str],
         landed: list[LsnWindow],
         ready: list[TableState],
         pause: float,
@@ -183,6 +187,7 @@ class _Tick:
         """Request a merge.
 
         Args:
+            keys: the partition keys of all windows, in the order in which they were added.
             pause: the run does not continue longer, because a table that it leaves out is then
                 retried.
         """
@@ -206,7 +211,7 @@ class _Tick:
             # The merge evaluates the cheap checks without a selection.
             asset_check_keys=[],
             tags={
-                **build_shown_range_tags(windows, shown),
+                **build_shown_range_tags(keys, shown),
                 CAPTURE_TAG: self.capture.name,
                 PURPOSE_TAG: MERGE_PURPOSE,
                 THROUGH_TAG: last.key,

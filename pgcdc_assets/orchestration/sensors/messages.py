@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import dagster as dg
 
 from pgcdc_assets.lsn import LsnWindow, Position
 from pgcdc_assets.orchestration.names import Names
-from pgcdc_assets.orchestration.partitions import build_shown_range_tags, find_shown_windows
+from pgcdc_assets.orchestration.partitions import (
+    build_shown_range_tags,
+    find_shown_windows,
+    parse_windows,
+)
 from pgcdc_assets.orchestration.resources import LakeResource
 from pgcdc_assets.orchestration.runs.dead_runs import close_dead_runs
 from pgcdc_assets.orchestration.runs.failures import tick_failures
@@ -95,16 +100,15 @@ class WaitingMessages:
             self._none_below = through
             return dg.SkipReason(_NOTHING_WAITS)
         known = instance.get_dynamic_partitions(self._capture.windows_name)
-        windows = list(map(LsnWindow.parse, known))
-        landed = sorted(window for window in windows if window.end_position <= through)
+        landed = sorted(w for w in parse_windows(known) if w.end_position <= through)
         if not landed:
             return dg.SkipReason("no window is landed yet")
-        return self._request(instance, windows, landed, mark)
+        return self._request(instance, known, landed, mark)
 
     def _request(
         self,
         instance: dg.DagsterInstance,
-        windows: list[LsnWindow],
+        keys: Sequence[str],
         landed: list[LsnWindow],
         mark: Position | None,
     ) -> dg.RunRequest | dg.SkipReason:
@@ -120,7 +124,7 @@ class WaitingMessages:
             run_key=f"{capture.name}:{PURPOSE}:{last.key}:{past.newest}",
             job_name=Names.of(capture).messages_job,
             tags={
-                **build_shown_range_tags(windows, shown),
+                **build_shown_range_tags(keys, shown),
                 CAPTURE_TAG: capture.name,
                 PURPOSE_TAG: PURPOSE,
                 THROUGH_TAG: last.key,

@@ -1,0 +1,61 @@
+"""Partition keys that no capture of the lake has added: typed in the UI, or of an earlier lake."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.orchestration.partitions import build_range_tags
+from pgcdc_assets_tests.orchestration.conftest import Orchestrated
+
+pytestmark = pytest.mark.postgres
+
+FAR = 1 << 40
+TYPED = "typed by hand"
+
+
+def add_keys(orchestrated: Orchestrated, *keys: str) -> None:
+    orchestrated.instance.add_dynamic_partitions(orchestrated.capture.windows_name, list(keys))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [TYPED],
+        [LsnWindow.of(epoch, 1, 2).key for epoch in range(2, 60)],
+        [LsnWindow.of(1, FAR, FAR + 8).key],
+    ],
+    ids=["no window", "of epochs of another lake", "of the WAL of another server"],
+)
+def test_keys_of_no_window_of_the_lake_are_deleted_and_delay_no_window(
+    orchestrated: Orchestrated, keys: list[str]
+) -> None:
+    orchestrated.copy()
+    orchestrated.land()
+    (first,) = orchestrated.windows()
+    add_keys(orchestrated, *keys)
+    orchestrated.commit("insert into b values (1, 1)")
+    orchestrated.land()
+    before, opened = map(LsnWindow.parse, orchestrated.windows())
+    assert (before.key, opened.start) == (first, before.end)
+    assert opened.end < FAR
+
+
+def test_merges_continue_beside_a_key_that_is_no_window(orchestrated: Orchestrated) -> None:
+    orchestrated.copy()
+    orchestrated.land()
+    (landed,) = orchestrated.windows()
+    add_keys(orchestrated, TYPED)
+    (request,) = orchestrated.tick("merges").run_requests
+    assert request.tags.items() >= build_range_tags(landed, landed).items()
+
+
+def test_a_key_stays_while_a_capture_runs(orchestrated: Orchestrated) -> None:
+    """A running capture adds keys of windows, which the evaluation may not know yet."""
+    orchestrated.copy()
+    (request,) = orchestrated.tick("lag").run_requests
+    orchestrated.start_run("capture", dict(request.tags))
+    key = LsnWindow.of(1, FAR, FAR + 8).key
+    add_keys(orchestrated, key)
+    orchestrated.tick("lag")
+    assert key in orchestrated.windows()
