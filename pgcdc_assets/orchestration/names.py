@@ -14,7 +14,12 @@ from pgcdc_assets.table_name import output_name
 
 @dataclass(frozen=True)
 class Names:
-    """The names of one capture's parts in Dagster."""
+    """The names of one capture's parts in Dagster.
+
+    Dagster has one namespace for the jobs and steps of a code location, so no name of a step ends
+    like the name of a job. The step `shop_source_checks` of capture `shop` would have the name of
+    the job of capture `shop_source`.
+    """
 
     name: str
 
@@ -66,7 +71,17 @@ class Names:
     @property
     def messages_step(self) -> str:
         """Step: appends logical messages to their table."""
-        return f"{self.name}_append_messages"
+        return f"{self.name}_append_message_rows"
+
+    @property
+    def check_source_step(self) -> str:
+        """Step: checks the source."""
+        return f"{self.name}_check_source"
+
+    @property
+    def check_tables_step(self) -> str:
+        """Step: checks whole SCD tables."""
+        return f"{self.name}_check_tables"
 
     @property
     def messages_pool(self) -> str:

@@ -22,7 +22,7 @@ from pgcdc_assets.orchestration.project.code_location import (
 from pgcdc_assets.orchestration.project.defs_tables import component_yaml
 from pgcdc_assets.orchestration.runs.executor import run_executor
 from pgcdc_assets.orchestration.translator import AssetData, Layer
-from pgcdc_assets.policies import CheckPolicy, RetentionPolicy
+from pgcdc_assets.policies import CheckPolicy, MessagePolicy, RetentionPolicy
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = ["carts", "customers", "inventory", "order_items", "orders", "products"]
@@ -225,6 +225,19 @@ def test_two_captures_share_a_code_location() -> None:
         build_cdc_definitions(CdcCapture("two", "two", (CdcTable("a", "t"),))),
     )
     dg.Definitions.validate_loadable(both)
+
+
+def test_captures_whose_names_begin_alike_share_a_code_location() -> None:
+    """Dagster has one namespace for jobs and steps."""
+    ends = ("", "_source", "_table", "_append", "_land", "_copy", "_merge", "_rebuild", "_check")
+    captures = [
+        CdcCapture(f"shop{end}", "shop", (CdcTable("a", "t"),), messages=MessagePolicy())
+        for end in ends
+    ]
+    loaded = dg.Definitions.merge(*map(build_cdc_definitions, captures))
+    dg.Definitions.validate_loadable(loaded)
+    jobs = {job.name for job in loaded.get_repository_def().get_all_jobs()}
+    assert {f"shop{end}_checks" for end in ends} <= jobs
 
 
 def write_defs(folder: Path, name: str, **attributes: object) -> None:

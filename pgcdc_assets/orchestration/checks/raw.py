@@ -179,7 +179,7 @@ def build_source_checks(
     step_keys = [step.key(f"scd{scd}", table, key) for (table, scd), key in scds.items()]
 
     @dg.multi_asset_check(
-        name=f"{capture.name}_source_checks",
+        name=names.check_source_step,
         specs=[
             dg.AssetCheckSpec(
                 SLOT_HEALTH,

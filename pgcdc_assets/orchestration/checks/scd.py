@@ -75,7 +75,7 @@ def build_table_checks(
     }
 
     @dg.multi_asset_check(
-        name=f"{capture.name}_table_checks",
+        name=names.check_tables_step,
         specs=[
             *(full_spec(key, scd) for (_, _, scd), key in step_keys.items()),
             *(
