@@ -81,6 +81,12 @@ class Snapshot:
         return f"{self.epoch:04d}-{int(self.snapshot_lsn):016X}"
 
 
+def parse_snapshot_key(key: str) -> Position:
+    """Read the key of a snapshot."""
+    epoch, lsn = key.split("-")
+    return Position(int(epoch), Lsn(int(lsn, 16)))
+
+
 def snapshot_of_file(file: DataFile) -> Snapshot:
     """Return the snapshot of a file, with the row count of the file."""
     part = file.partition

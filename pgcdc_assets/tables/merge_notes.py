@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pgcdc_assets.tables.properties import KEY, RELATION_ID, RELATION_VERSION
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
     from pgcdc_assets.tables.state import ScdState
 
 # Columns that a merge has added, and whose default the rows may lack.
@@ -48,14 +50,31 @@ def write_note(state: ScdState, through: int, values: Mapping[str, Any]) -> str:
 
 def read_note(state: ScdState, name: str) -> dict[str, Any] | None:
     """Read a note; None without a note that holds for this state of the table."""
-    text = state.properties.get(name)
+    return _find_note(state.table, state.properties, state.fence, name)
+
+
+def is_unfinished(table: DeltaTable, fence: int) -> bool:
+    """Return whether a note holds for a version of a table, so its rows are still to follow.
+
+    Args:
+        table: the table at the version.
+        fence: of the version.
+    """
+    properties = table.metadata().configuration
+    return any(_find_note(table, properties, fence, name) is not None for name in NOTES)
+
+
+def _find_note(
+    table: DeltaTable, properties: Mapping[str, str], fence: int, name: str
+) -> dict[str, Any] | None:
+    text = properties.get(name)
     if text is None:
         return None
     noted: dict[str, Any] = json.loads(text)
     # A note of an earlier release names no table, and may be from the table that was copied.
-    if not noted["fence"] <= state.fence <= noted.get("through", noted["fence"]):
+    if not noted["fence"] <= fence <= noted.get("through", noted["fence"]):
         return None
-    return noted if noted.get("table") == state.table.metadata().id else None
+    return noted if noted.get("table") == table.metadata().id else None
 
 
 def followed_relation(state: ScdState) -> FollowedRelation | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.raw.snapshots import parse_snapshot_key
 from pgcdc_assets.tables.columns import IS_CURRENT
 from pgcdc_assets.verify.merge_key import MergeKey
 
@@ -50,10 +51,10 @@ def ended_after(key_since: str) -> str:
     Args:
         key_since: the key of a snapshot.
     """
-    epoch, lsn = key_since.split("-")
+    epoch, lsn = parse_snapshot_key(key_since)
     return (
         "_valid_to_lsn IS NULL OR struct(coalesce(_valid_to_epoch, 0), _valid_to_lsn) > "
-        f"struct({int(epoch)}, {int(lsn, 16)}L)"
+        f"struct({epoch}, {int(lsn)}L)"
     )
 
 

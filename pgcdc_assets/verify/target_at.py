@@ -20,12 +20,15 @@ from pgcdc_assets.errors import DefiniteError, PgcdcError, TableDamaged, Transie
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.merge import MergeFailure
 from pgcdc_assets.raw.scan import scan_changes
+from pgcdc_assets.raw.snapshots import parse_snapshot_key
 from pgcdc_assets.raw.staging import VERIFY, staging_root
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.table_name import TableName
-from pgcdc_assets.tables.fence import read_watermarks
+from pgcdc_assets.tables.fence import read_fence, read_watermarks
+from pgcdc_assets.tables.merge_notes import NOTES, is_unfinished
+from pgcdc_assets.tables.properties import KEY_SINCE
 from pgcdc_assets.tables.schema_gate import read_gate, schema_change_error
 from pgcdc_assets.tables.spark_watermarks import advance_by_spark
 from pgcdc_assets.tables.state import advance_watermark, open_table, read_position, table_path
@@ -80,7 +83,7 @@ def _find_or_stage(
         SchemaChangeError: a schema change before the moment needs a snapshot, which is not taken
             or is later.
         TableDamaged: the log has lost the watermark of the table.
-        TransientError: the versions of the table at the moment are not kept.
+        TransientError: no version of a finished merge from before the moment is kept.
     """
     path = table_path(zone.lake, zone.name, table.schema, table.table, _SCD)
     log = open_merged(zone, path, table.qualified_name)
@@ -135,6 +138,9 @@ def version_through(
 ) -> MergedVersion | None:
     """Find the newest version with a watermark at or below the LSN; None without such a version.
 
+    Versions between the commits of one merge are left out. A fold into their copy would take the
+    rows for rows that follow the new columns and the new key.
+
     Raises:
         TableDamaged: the log has lost the watermark of the table.
     """
@@ -142,13 +148,14 @@ def version_through(
     for _ in range(_VERSIONS):
         try:
             watermark = read_watermarks(zone, table, path, [epoch]).get(epoch)
+            if watermark is not None and watermark <= lsn:
+                if not _is_unfinished(zone, table, path, Position(epoch, watermark)):
+                    return MergedVersion(table.version(), watermark)
         except DefiniteError:
             if table.version() == newest:
                 raise
             # The log's older entries are cleaned away.
             return None
-        if watermark is not None and watermark <= lsn:
-            return MergedVersion(table.version(), watermark)
         if table.version() == 0:
             return None
         try:
@@ -159,14 +166,25 @@ def version_through(
     return None
 
 
+def _is_unfinished(zone: RawZone, table: DeltaTable, path: str, watermark: Position) -> bool:
+    """Return whether the loaded version is between the commits of one merge."""
+    properties = table.metadata().configuration
+    if KEY_SINCE in properties and parse_snapshot_key(properties[KEY_SINCE]) > watermark:
+        # The rows without the new key have ended, and the rows of the snapshot are to follow.
+        return True
+    if not properties.keys() & set(NOTES):
+        return False
+    return is_unfinished(table, read_fence(zone.lake, table, path, zone.name))
+
+
 def _check_not_merged(zone: RawZone, table: CdcTable, path: str, moment: Moment) -> None:
     log = open_merged(zone, path, table.qualified_name)
     watermark = read_watermarks(zone, log, path, [moment.epoch]).get(moment.epoch)
     if watermark is not None:
         raise TransientError(
             reason=f"Table {table.qualified_name} was not compared: it is merged through "
-            f"{watermark}, and its log has no version from before {moment.lsn}, at which the "
-            "source was read. Run it again."
+            f"{watermark}, and its log has no version of a finished merge from before "
+            f"{moment.lsn}, at which the source was read. Run it again."
         )
 
 

@@ -22,6 +22,8 @@ from pgcdc_assets.tables.columns import unused_names
 from pgcdc_assets.tables.merge_notes import FILL, FOLLOWED, NOTES
 from pgcdc_assets.tables.state import read_scd_state
 from pgcdc_assets.verify import check_all, small_table
+from pgcdc_assets.verify.table_version import open_merged
+from pgcdc_assets.verify.target_at import version_through
 from pgcdc_assets_tests.support.merge.history import Landing, column, insert, relation, update
 from pgcdc_assets_tests.support.merge.one_table import merge
 from pgcdc_assets_tests.support.merge.pipeline import Pipeline
@@ -33,6 +35,8 @@ pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 _ITEMS = CdcTable("shop", "items")
 _HISTORY = CdcTable("shop", "items", (2,))
 _BOTH = CdcTable("public", "t", scd=(1, 2))
+_ADDED = "alter table t add n int default 5"
+_WIDER = "alter table t alter c type bigint"
 
 
 def _fail(pipeline: Pipeline, target: CdcTable) -> None:
@@ -92,6 +96,58 @@ def test_a_comparison_does_not_fill_the_values_of_an_added_column(
     pipeline.database.execute("insert into t values (3, 'c', 7)")
     found = verify(pipeline)
     assert found.is_equal, found
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("most_rows", [small_table.SMALL_ROWS, -1], ids=["copy", "clone"])
+@pytest.mark.parametrize("altered", [[_ADDED], [_WIDER, _ADDED]], ids=["added", "wider"])
+def test_a_comparison_reads_the_rows_before_an_unfinished_merge(
+    pipeline: Pipeline,
+    kills: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    most_rows: int,
+    altered: list[str],
+) -> None:
+    monkeypatch.setattr(small_table, "SMALL_ROWS", most_rows)
+    pipeline.start("create table t (id int primary key, c int)", "insert into t values (1, 1)")
+    pipeline.sync()
+    for statement in altered:
+        pipeline.database.execute(statement)
+    pipeline.database.execute("insert into t values (2, 2, 6)")
+    pipeline.capture()
+    kills += [failpoints.AFTER_COLUMNS_ADDED]
+    _fail(pipeline, CdcTable("public", "t"))
+    assert pipeline.rows(columns="id, n") == [(1, None)]
+    found = verify(pipeline)
+    assert found.is_equal, found
+    assert found.target_rows == 2
+
+
+@pytest.mark.sampled
+def test_a_comparison_reads_the_rows_before_those_without_the_new_key_ended(
+    pipeline: Pipeline,
+) -> None:
+    soft = CdcTable("public", "t", soft_deletes=True)
+    pipeline.start("create table t (id int primary key, v text)", "insert into t values (1, 'a')")
+    pipeline.capture()
+    _succeed(pipeline, soft)
+    table = delta_table(pipeline.path())
+    pipeline.spark.sql(f"ALTER TABLE {table} ADD CONSTRAINT c CHECK (v <> 'x')")
+    pipeline.database.execute("alter table t drop constraint t_pkey, add k serial primary key")
+    pipeline.database.execute("insert into t values (2, 'x')")
+    pipeline.capture()
+    pipeline.copy("t")
+    window = pipeline.capture()
+    (failure,) = pipeline.merge(None, soft).values()
+    assert isinstance(failure, MergeFailure)
+    assert isinstance(failure.error, TableRefused)
+    assert pipeline.rows(columns="id, _deleted") == [(1, True)]
+    zone, path = pipeline.zone, pipeline.path()
+    log = open_merged(zone, path, "public.t")
+    found = version_through(zone, log, path, window.epoch, window.end)
+    assert found is not None
+    before = pipeline.spark.read.format("delta").option("versionAsOf", found.version).load(path)
+    assert [row._deleted for row in before.collect()] == [False]
 
 
 @pytest.mark.sampled
