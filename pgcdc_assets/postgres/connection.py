@@ -9,7 +9,7 @@ an administrator sets with `alter database ... set`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -56,6 +56,11 @@ _PINNED = {
     "default_transaction_isolation": "read\\ committed",
     "default_transaction_deferrable": "off",
 }
+
+# The pinned settings that a server reports at the start of each session, and one whose default is
+# another value.
+_REPORTED = {"DateStyle": "ISO", "IntervalStyle": "postgres", "TimeZone": "UTC"}
+PINNED_SQL = "pg_catalog.current_setting('row_security') = 'off'"
 
 # The encoding of a database that stores any bytes without conversion.
 SQL_ASCII = "SQL_ASCII"
@@ -239,12 +244,44 @@ def connect(
         purpose, statement_timeout_ms=limit, lock_timeout_ms=settings.lock_timeout_ms
     )
     try:
-        connection = psycopg2.connect(conninfo)
-        connection.autocommit = True
-        lift_transaction_timeout(connection)
+        with contextlib.ExitStack() as at_failure:
+            connection = at_failure.enter_context(contextlib.closing(psycopg2.connect(conninfo)))
+            connection.autocommit = True
+            with connection.cursor() as cursor:
+                cursor.execute(f"select {PINNED_SQL}")
+                check_pinned(
+                    settings, connection.get_parameter_status, cursor.fetchone() == (True,)
+                )
+            lift_transaction_timeout(connection)
+            at_failure.pop_all()
     except psycopg2.Error as error:
         raise connection_failure(settings.describe(), str(error), settings.variable) from error
     return connection
+
+
+def check_pinned(
+    settings: ConnectionSettings, reported: Callable[[str], str | None], is_pinned: bool = True
+) -> None:
+    """Check that a session has the pinned settings.
+
+    Args:
+        settings: the source database.
+        reported: function that returns a setting that the server has reported.
+        is_pinned: the value of `PINNED_SQL`.
+
+    Raises:
+        ConfigurationError: the settings were dropped on the way to the server.
+    """
+    if is_pinned and all(
+        (reported(name) or value).startswith(value) for name, value in _REPORTED.items()
+    ):
+        return
+    raise ConfigurationError(
+        reason=f"{settings.describe()} has not received the settings of the session, which "
+        "determine the texts of values. A connection pooler drops them, such as PgBouncer with "
+        "`options` in ignore_startup_parameters. Connect directly, without a connection pooler "
+        f"({settings.variable})."
+    )
 
 
 def lift_transaction_timeout(connection: Connection) -> None:

@@ -18,7 +18,7 @@ from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
 from pgcdc_assets.error_text import first_line
-from pgcdc_assets.postgres.connection import ConnectionSettings
+from pgcdc_assets.postgres.connection import ConnectionSettings, check_pinned
 from pgcdc_assets.postgres.errors import connection_failure
 
 # poll(2) has a C integer of milliseconds.
@@ -46,9 +46,20 @@ def open_session(
         lock_timeout_ms=lock_timeout_ms,
     )
     try:
-        return establish(conninfo, settings.connect_seconds())
+        conn = establish(conninfo, settings.connect_seconds())
     except psycopg.OperationalError as error:
         raise connection_failure(settings.describe(), str(error), settings.variable) from error
+    try:
+        check_pinned(settings, lambda name: _reported(conn, name))
+    except BaseException:
+        conn.finish()
+        raise
+    return conn
+
+
+def _reported(conn: pq.abc.PGconn, name: str) -> str | None:
+    value = conn.parameter_status(name.encode())
+    return None if value is None else value.decode()
 
 
 def establish(conninfo: str, timeout_seconds: float) -> pq.abc.PGconn:

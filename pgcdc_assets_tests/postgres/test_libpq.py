@@ -16,7 +16,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgcdc_assets.errors import ConfigurationError, ConnectionLost
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.postgres.connection import ConnectionSettings
+from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.libpq import establish
 from pgcdc_assets.postgres.stream.request import StreamRequest, StreamSettings
 from pgcdc_assets.postgres.stream.start import start_stream
@@ -150,6 +150,31 @@ def test_the_limit_of_the_connection_string_takes_precedence(
     with server_timeline(ConnectionSettings(conninfo, "shop", connect_timeout=1)) as found:
         assert found.number == 1
     resume.join()
+
+
+@pytest.mark.postgres
+def test_a_pooler_that_drops_the_settings_of_sessions_is_refused(
+    database: Database, proxy: TcpProxy
+) -> None:
+    """The server's defaults are the pinned values but for row-level security."""
+    database.execute("create publication pub for all tables")
+    database.query("select pg_create_logical_replication_slot('silent', 'pgoutput')")
+    proxy.ignore_options = True
+    settings = ConnectionSettings(proxy.conninfo(database.conninfo), "shop")
+    refused = r"has not received the settings .* ignore_startup_parameters\. Connect directly"
+    with pytest.raises(ConfigurationError, match=refused):
+        with query_connection(settings, "sensor"):
+            pass
+    request = StreamRequest(settings, "silent", "pub", Lsn(0), StreamSettings())
+    with pytest.raises(ConfigurationError, match=refused):
+        start_stream(request, lambda _: None)
+    database.execute(f'alter database "{database.name}" set intervalstyle = iso_8601')
+    with pytest.raises(ConfigurationError, match=refused):
+        with server_timeline(settings):
+            pass
+    proxy.ignore_options = False
+    with query_connection(settings, "sensor"), server_timeline(settings):
+        pass
 
 
 def test_a_limit_that_is_no_number_is_a_configuration_error() -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from psycopg import pq
 
-from pgcdc_assets.postgres.connection import SQL_ASCII
+from pgcdc_assets.postgres.connection import PINNED_SQL, SQL_ASCII, check_pinned
 from pgcdc_assets.postgres.libpq import execute, open_session
 from pgcdc_assets.postgres.stream.libpq_transport import LibpqWire
 from pgcdc_assets.postgres.stream.request import StreamRequest
@@ -22,14 +22,15 @@ from pgcdc_assets.postgres.timelines import ServerTimeline
 
 # Decoding is a transaction of the server: `transaction_timeout` (PG 17) of the role or the database
 # would end a transaction that takes longer to send.
-_FACTS = b"""
+_FACTS = f"""
 select (select setting from pg_catalog.pg_settings where name = 'wal_sender_timeout'),
        exists (select from pg_catalog.pg_stat_gssapi
                 where pid = pg_catalog.pg_backend_pid() and encrypted),
        pg_catalog.pg_is_in_recovery(),
        (select pg_catalog.set_config(name, '0', false) from pg_catalog.pg_settings
-         where name = 'transaction_timeout')
-"""
+         where name = 'transaction_timeout'),
+       {PINNED_SQL}
+""".encode()
 
 
 class StartedStream(NamedTuple):
@@ -84,6 +85,7 @@ def _start(
     facts = execute(conn, _FACTS, limit)
     if facts.status != pq.ExecStatus.TUPLES_OK:
         raise request.lost("starting the stream", facts.get_error_message())
+    check_pinned(request.connection, lambda _: None, facts.get_value(0, 4) == b"t")
     timeout_ms, is_gss_encrypted = facts.get_value(0, 0), facts.get_value(0, 1)
     timeline = ServerTimeline.read(conn, limit)
     check_timeline(timeline)
