@@ -218,7 +218,7 @@ def purposes() -> set[str]:
         for node in ast.walk(syntax_tree(path)):
             if isinstance(node, ast.Call):
                 name = ast.unparse(node.func).rpartition(".")[2]
-                if name in ("connect", "conninfo_for", "query_connection"):
+                if name in ("connect", "conninfo_for", "open_session", "query_connection"):
                     found |= {a.value for a in node.args if isinstance(a, ast.Constant)}
     return {str(each) for each in found}
 
