@@ -3,8 +3,8 @@
 If a retention is set, the first step deletes expired raw windows and their partition keys, with one
 commit per epoch. The step holds the merge's pool, so no watermark moves back during the step. Then
 the step deletes the snapshots that are useless without these windows. The next run retries a failed
-deletion. The second step compacts files and runs VACUUM. It takes longer, and runs beside captures
-and merges. A step beside them deletes old records of Dagster.
+deletion. The second step compacts files and runs VACUUM, whatever the first step has done. It takes
+longer, and runs beside captures and merges. A step beside them deletes old records of Dagster.
 """
 
 import datetime as dt
@@ -95,7 +95,6 @@ def build_maintenance_job(
         name=f"{capture.name}_tidy_up",
         pool=names.maintenance_pool,
         required_resource_keys={names.lake, names.spark},
-        ins={"start": dg.In(dg.Nothing)},
         out=dg.Out(dg.Nothing),
     )
     def tidy_up(context: dg.OpExecutionContext) -> None:
@@ -162,7 +161,9 @@ def build_maintenance_job(
         tags={CAPTURE_TAG: capture.name},
     )
     def maintenance_job() -> None:
-        tidy_up(start=remove_old_windows())
+        # Without a dependency, a failure of a step does not prevent the other steps.
+        remove_old_windows()
+        tidy_up()
         delete_records()
 
     return maintenance_job, build_schedule(capture.name, maintenance_job, policy.schedule)
