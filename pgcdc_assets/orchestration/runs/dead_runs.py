@@ -112,11 +112,13 @@ def _killed(pid: int) -> str:
 
 
 def _close(instance: dg.DagsterInstance, run: DagsterRun, reason: str) -> None:
+    # Free the pools first. A run that has ended is not examined again, so its pools would remain
+    # used if this process ended in between.
+    instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
     if run.status == DagsterRunStatus.CANCELING:
         instance.report_run_canceled(run, reason)
     else:
         instance.report_run_failed(run, message=reason)
-    instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
 
 
 def _is_inherited(instance: dg.DagsterInstance, run: DagsterRun) -> bool:

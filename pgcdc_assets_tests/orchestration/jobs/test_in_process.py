@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -121,6 +122,29 @@ def test_a_command_closes_dead_runs_that_hold_its_pool_or_wait_for_it(
     for run in (merge, rebuild):
         assert status_of(orchestrated, run) == dg.DagsterRunStatus.FAILURE
     assert holders(orchestrated, pool) == set()
+
+
+@pytest.mark.postgres
+def test_a_pool_is_free_after_the_end_of_a_command_that_closed_a_dead_run(
+    orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command ends between the two records. No later command examines a run that has ended."""
+    pool = Names(NAME).merge_pool
+    merge = orchestrated.start_run("merge", {PROCESS_TAG: dead_process()})
+    hold(orchestrated, pool, merge)
+    close = dg.DagsterInstance.report_run_failed
+
+    def end(*arguments: Any, **options: Any) -> None:
+        close(*arguments, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(dg.DagsterInstance, "report_run_failed", end)
+        wait = build_pool_wait(orchestrated.instance, orchestrated.location.repository, NAME)
+        with pytest.raises(KeyboardInterrupt):
+            wait.release()
+    assert status_of(orchestrated, merge) == dg.DagsterRunStatus.FAILURE
+    assert run_in_merge_pool(orchestrated, limit_seconds=5).success
 
 
 @pytest.mark.postgres
