@@ -141,7 +141,6 @@ class _Tick:
     copied: frozenset[str]
 
     def run(self) -> dg.SensorResult | dg.SkipReason:
-        names = Names.of(self.capture)
         if self.state.captured_through is None:
             return dg.SkipReason("nothing is captured yet")
         # The outgoing run may have merged everything at this moment.
@@ -169,43 +168,56 @@ class _Tick:
             pause = min((left for _, left in pauses if left), default=math.inf)
         if not ready and not succeeds:
             return dg.SkipReason("the newest merges failed, and are retried later")
-        return dg.SensorResult(run_requests=[self._request(names, known, landed, ready, pause)])
+        selected = self._select(ready)
+        if not selected:
+            # The outgoing run ends without a successor, because all tables are copied or fail.
+            # Dagster would take an empty selection for all tables.
+            return dg.SkipReason(_IS_MERGING)
+        request = self._request(known, landed, ready, selected, pause)
+        return dg.SensorResult(run_requests=[request])
 
     def _waits_for_snapshots(self) -> str:
         """Name the tables that wait for an automatic re-snapshot; empty if none does."""
         waiting = {t.table.qualified_name for t in self.state.tables if t.is_held}
         return f"waiting for a re-snapshot: {', '.join(sorted(waiting))}" if waiting else ""
 
-    def _request(
-        self,
-        names: Names,
-        keys: Sequence[str],
-        landed: list[LsnWindow],
-        ready: list[TableState],
-        pause: float,
-    ) -> dg.RunRequest:
-        """Request a merge.
+    def _select(self, ready: Sequence[TableState]) -> list[dg.AssetKey]:
+        """Return the tables to merge.
 
-        Args:
-            keys: the partition keys of all windows, in the order in which they were added.
-            pause: the run does not continue longer, because a table that it leaves out is then
-                retried.
+        Include idle tables: their merge is cheap, and the UI shows their partitions as merged.
         """
-        # Include idle tables: their merge is cheap, and the UI shows their partitions as merged.
         failing = {self._key(t) for t in self.state.tables if t.needs_merge and t not in ready}
         uncopied = {
             self._key(t)
             for t in self.state.tables
             if self._is_copied(t) or ((t.snapshot_at is None or t.is_held) and not t.needs_merge)
         }
-        selected = [key for key in self.keys.values() if key not in failing | uncopied]
+        return [key for key in self.keys.values() if key not in failing | uncopied]
+
+    def _request(
+        self,
+        keys: Sequence[str],
+        landed: list[LsnWindow],
+        ready: list[TableState],
+        selected: list[dg.AssetKey],
+        pause: float,
+    ) -> dg.RunRequest:
+        """Request a merge.
+
+        Args:
+            keys: the partition keys of all windows, in the order in which they were added.
+            ready: the tables that wait for a merge.
+            selected: the assets to merge.
+            pause: the run does not continue longer, because a table that it leaves out is then
+                retried.
+        """
         last = landed[-1]
         unmerged = landed[landed.index(self._first_unmerged(landed, ready)) :]
         shown = find_shown_windows(unmerged, len(selected))
         past = attempts_for(self.instance, self.capture.name, "merge", {THROUGH_TAG: last.key})
         return dg.RunRequest(
             run_key=f"{self.capture.name}:merge:{last.key}:{past.newest}",
-            job_name=names.merge_job,
+            job_name=Names.of(self.capture).merge_job,
             asset_selection=selected,
             # A selection of assets includes all their checks, and most checks read whole tables.
             # The merge evaluates the cheap checks without a selection.

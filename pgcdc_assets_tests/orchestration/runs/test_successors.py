@@ -15,6 +15,7 @@ from pgcdc_assets.orchestration.runs import long_runs as module
 from pgcdc_assets.orchestration.runs.long_runs import SECONDS_TAG, LongRun, hands_over
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
+from pgcdc_assets_tests.orchestration.sensors.test_lag import merged_through
 from pgcdc_assets_tests.support.orchestration.long_runs import (
     asked,
     land_aside,
@@ -59,6 +60,21 @@ def test_a_merge_at_the_end_of_its_time_gets_one_successor(continuing: Orchestra
     assert set(request.asset_selection) == {A, B}
     continuing.create_run("merge", request.tags)
     assert continuing.tick("merges").run_requests == []
+
+
+@pytest.mark.sampled
+def test_a_merge_whose_tables_are_all_copied_gets_no_successor(continuing: Orchestrated) -> None:
+    """Dagster takes an empty selection for all tables."""
+    continuing.land()
+    landed = LsnWindow.parse(continuing.windows()[-1])
+    for table in ("a", "b"):
+        merged_through(continuing, table, landed.end)
+    continuing.start_run("merge", OVERDUE)
+    snapshot = continuing.start_run("snapshot", {})
+    assert not continuing.tick("merges").run_requests
+    continuing.instance.report_run_canceled(snapshot)
+    (request,) = continuing.tick("merges").run_requests
+    assert set(request.asset_selection) == {A, B}
 
 
 @pytest.mark.sampled
