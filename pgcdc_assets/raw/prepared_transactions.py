@@ -52,6 +52,7 @@ STATISTICS = ("epoch", "prepare_lsn", "xid")
 _FACTS = (PREPARE, RELATION, ENDED, UNKNOWN)
 _KEY = ("prepare_lsn", "xid", "gid")
 _ROW_COLUMNS = ("ordinal", "op", "relation", "old_kind", "old", "new", "unchanged")
+_ATTEMPTS = 5
 
 
 @dataclass
@@ -142,7 +143,7 @@ class PreparedStore:
             window_end: end of the window.
 
         Raises:
-            TransientError: the lake cannot be written, or another process wrote at the same time.
+            TransientError: the lake cannot be written, or other processes wrote at each attempt.
         """
         rows = [
             {"epoch": epoch, **key_row(key), "op": ENDED, "ended_by": int(window_end)}
@@ -196,21 +197,26 @@ class PreparedStore:
             for epoch, each in prepared:
                 write_changes(writer, epoch, each)
             files = writer.finish()
-        try:
-            self.table.commit(
-                loaded,
-                files,
-                removed=removals(removed),
-                app_id=f"pgcdc:{self.capture}:prepared",
-                app_version=loaded.version() + 1,
-                facts=facts,
-            )
-        except CommitRefused as refusal:
-            writer.discard()
-            raise TransientError(
-                reason=f"Another process wrote to {self.table.uri} at the same time. Nothing was "
-                "landed; run it again."
-            ) from refusal
+        for _ in range(_ATTEMPTS):
+            try:
+                self.table.commit(
+                    loaded,
+                    files,
+                    removed=removals(removed),
+                    app_id=f"pgcdc:{self.capture}:prepared",
+                    app_version=loaded.version() + 1,
+                    facts=facts,
+                )
+            except CommitRefused:
+                # A maintenance removes ended transactions beside a landing.
+                loaded = self.table.load_or_create()
+            else:
+                return
+        writer.discard()
+        raise TransientError(
+            reason=f"Other processes wrote to {self.table.uri} at each attempt. Nothing of this "
+            "attempt was committed; run it again."
+        )
 
     def _read(self) -> list[_Stored]:
         """Read the facts of all stored transactions."""

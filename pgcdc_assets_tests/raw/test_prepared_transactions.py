@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.prepared_rows import parse_relation
+from pgcdc_assets.raw.table import RawTable
 from pgcdc_assets.raw.zone import RawZone
 
 
@@ -18,6 +23,25 @@ def test_a_maintenance_that_knows_an_earlier_epoch_removes_nothing_of_the_next(
     assert zone.prepared.remove_ended(2, Lsn(1000)) == 1
     assert [each.key.gid for each in zone.prepared.unfinished(2, Lsn(1000))] == ["second"]
     assert zone.prepared.unfinished(1, Lsn(1000)) == []
+
+
+def test_a_landing_beside_a_maintenance_stores_its_transactions(
+    zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The maintenance removes ended transactions between the landing's look and its commit."""
+    zone.prepared.begin(1, Lsn(100), [(701, "ended")])
+    commit = RawTable.commit
+
+    def commit_late(table: RawTable, *arguments: Any, **named: Any) -> None:
+        monkeypatch.setattr(RawTable, "commit", commit)
+        assert RawZone(zone.lake, zone.name).prepared.remove_ended(2, Lsn(1000)) == 1
+        commit(table, *arguments, **named)
+
+    monkeypatch.setattr(RawTable, "commit", commit_late)
+    zone.prepared.begin(2, Lsn(200), [(702, "open")])
+    assert [each.key.gid for each in zone.prepared.unfinished(2, Lsn(1000))] == ["open"]
+    assert zone.prepared.unfinished(1, Lsn(1000)) == []
+    assert zone.prepared.two_phase_from(2) == Lsn(200)
 
 
 def test_a_relation_that_an_early_release_stored_is_read() -> None:
