@@ -183,6 +183,18 @@ def test_leaves_that_are_published_by_name_are_separate_tables(capturing: Captur
     ]
 
 
+@pytest.mark.every_pg(since=15)
+def test_a_leaf_has_its_own_column_list_beside_its_published_root(capturing: Capturing) -> None:
+    """E6: the list of a leaf that is published by its own name does not come from its root."""
+    _begin(capturing, "for table root, leaf (id), t", _ROOT)
+    execute = capturing.database.execute
+    execute("alter table root add column c float8 default random()")
+    assert shown(poll(capturing)) == ["old column_added c!"]
+    execute("insert into root (id) values (11), (1)")
+    capturing.capture()
+    assert shown(capturing.zone.schema_events.read()) == ["old column_added c!"]
+
+
 # Statements and the expected events of tables `t` (row filter), `u` (column list) and `v`.
 _PUBLICATION = {
     "left and returned": (
