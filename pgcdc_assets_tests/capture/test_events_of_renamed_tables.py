@@ -75,3 +75,20 @@ def test_a_renamed_table_waits_before_its_parked_row(capturing: Capturing, proxy
     proxy.damage(b"t\0\0\0\x06poison", b"b\0\0\0\x06poison")
     assert through.capture().counts["public.u"] == {"P": 1}
     assert _waiting_for(capturing, _T) == [SchemaChange.ROW_PARKED]
+
+
+def test_two_declared_tables_of_one_relation_both_get_its_events(capturing: Capturing) -> None:
+    """After the drop of `u`, `t` took its name. Both follow the relation (decision 35)."""
+    _begin(capturing)
+    execute = capturing.database.execute
+    execute("create table u (id int primary key); alter publication pub add table u")
+    _snapshot(capturing, _U)
+    execute("drop table u; alter table t rename to u")
+    poll(capturing, _T, _U)
+    _snapshot(capturing, _U)
+    execute("alter table u alter a type int using a + 1")
+    assert shown(poll(capturing, _T, _U)) == ["t table_rewritten!", "u table_rewritten!"]
+    for table in (_T, _U):
+        assert SchemaChange.TABLE_REWRITTEN in _waiting_for(capturing, table)
+        _snapshot(capturing, table)
+        assert _waiting_for(capturing, table) == []
