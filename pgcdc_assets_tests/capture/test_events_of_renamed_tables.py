@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pgcdc_assets.capture.epoch import renew_epoch
 from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.raw.schema_events import SchemaChange, open_events
+from pgcdc_assets.raw.snapshots import SnapshotLanding
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.capture.test_schema_watch import poll, shown
 from pgcdc_assets_tests.support.captures import Capturing
@@ -92,3 +95,25 @@ def test_two_declared_tables_of_one_relation_both_get_its_events(capturing: Capt
         assert SchemaChange.TABLE_REWRITTEN in _waiting_for(capturing, table)
         _snapshot(capturing, table)
         assert _waiting_for(capturing, table) == []
+
+
+def test_a_change_before_the_commit_of_the_first_snapshot_under_a_new_name_is_its_event(
+    capturing: Capturing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy has released the table, and no snapshot names it yet."""
+    _begin(capturing)
+    capturing.database.execute("alter table t rename to u")
+    capturing.capture()
+    commit = SnapshotLanding.commit
+
+    def commit_late(landing: SnapshotLanding, *arguments: Any) -> int:
+        capturing.database.execute("alter table u alter a type int using a + 1")
+        capturing.capture()
+        return commit(landing, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SnapshotLanding, "commit", commit_late)
+        _snapshot(capturing, _U)
+    assert _waiting_for(capturing, _U) == [SchemaChange.TABLE_REWRITTEN]
+    _snapshot(capturing, _U)
+    assert _waiting_for(capturing, _U) == []
