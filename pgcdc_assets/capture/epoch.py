@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.capture.slot_owner import check_owner, check_restore, read_row, record_new_owner
-from pgcdc_assets.errors import ConfigurationError, DefiniteError, SlotBusy
+from pgcdc_assets.errors import ConfigurationError, DefiniteError, SlotBusy, renewal_command
 from pgcdc_assets.policies import SlotPolicy
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.heartbeat import HeartbeatRow
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 
 _SLOT_POLICY = SlotPolicy()
-_RENEW_REMEDY = "pgcdc renew --adopt-slot"
 
 
 def renew_epoch(
@@ -77,7 +76,7 @@ def renew_epoch(
         query_connection(settings, "renew") as conn,
         capture_lease(conn, zone.name, slot),
     ):
-        old = zone.epochs.latest()
+        old, remedy = zone.epochs.latest(), f"{renewal_command(zone.name)} --adopt-slot"
         if old is None:
             raise ConfigurationError(
                 reason=f"Capture {zone.name} has no epoch to renew: the first snapshot starts "
@@ -99,7 +98,7 @@ def renew_epoch(
             is_ours = (old.slot, old.system_identifier) == (slot, identity.system_identifier)
             can_continue = is_ours and slot_health(status, end).can_continue and not has_lost_wal
             if not adopt_slot:
-                check_owner(row, status, zone, _RENEW_REMEDY)
+                check_owner(row, status, zone, remedy)
             if can_continue and not has_publication_gap(conn, settings, status, publication):
                 raise ConfigurationError(
                     reason=f"Replication slot {slot} can continue from {end}: no change is lost, "
@@ -108,7 +107,7 @@ def renew_epoch(
             confirmed = status.confirmed_flush_lsn
             is_elsewhere = not is_ours or (confirmed is not None and confirmed > end)
             if is_elsewhere and status.was_read and not status.is_lost and not adopt_slot:
-                raise slot_taken_error(status, zone.lake.path(zone.name), _RENEW_REMEDY)
+                raise slot_taken_error(status, zone.lake.path(zone.name), remedy)
             if status.is_active:
                 raise SlotBusy(
                     slot=slot,

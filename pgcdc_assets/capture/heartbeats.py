@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from pgcdc_assets.capture.captured_slot import CapturedSlot
 from pgcdc_assets.capture.slot_owner import (
-    SYNC_REMEDY,
     check_owner,
     check_restore,
     read_row,
     record_owner,
+    sync_remedy,
 )
 from pgcdc_assets.errors import ConfigurationError, PgcdcError
 from pgcdc_assets.lsn import Lsn, LsnWindow
@@ -75,7 +75,7 @@ class Heartbeats:
         status = None if self._policy is None else read_slot_status(conn, self._slot)
         row = read_row(conn, self._policy, status)
         if not self._adopts and status is not None:
-            check_owner(row, status, self._zone, SYNC_REMEDY)
+            check_owner(row, status, self._zone, sync_remedy(self._zone.name))
         check_restore(row, self._zone, epoch)
 
     def begin(self, conn: Connection, epoch: int, captured_through: Lsn, is_standby: bool) -> None:

@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-SYNC_REMEDY = "pgcdc sync --adopt-slot"
+
+def sync_remedy(capture: str) -> str:
+    """Return the command that takes over the slot of a capture."""
+    return f"pgcdc sync --name {capture} --adopt-slot"
 
 
 def read_row(

@@ -28,11 +28,11 @@ from pgcdc_assets import failpoints
 from pgcdc_assets.capture.prepared_archive import adopt_two_phase
 from pgcdc_assets.capture.schema_watch import poll_catalog
 from pgcdc_assets.capture.slot_owner import (
-    SYNC_REMEDY,
     check_owner,
     check_restore,
     read_row,
     record_new_owner,
+    sync_remedy,
 )
 from pgcdc_assets.capture.snapshot_copies import Copies
 from pgcdc_assets.capture.snapshot_export import (
@@ -257,9 +257,10 @@ def establish_epoch(
             else:
                 if not adopt_slot:
                     row = read_row(conn, slot_policy.heartbeat, status)
-                    check_owner(row, status, zone, SYNC_REMEDY)
+                    check_owner(row, status, zone, sync_remedy(zone.name))
                 if status.was_read and not adopt_slot:
-                    raise slot_taken_error(status, zone.lake.path(zone.name), SYNC_REMEDY)
+                    lake = zone.lake.path(zone.name)
+                    raise slot_taken_error(status, lake, sync_remedy(zone.name))
                 check_two_phase(status, is_wanted=slot_policy.two_phase)
                 if status.two_phase:
                     adopt_two_phase(conn, zone, status)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pgcdc_assets.capture.slot_owner import SYNC_REMEDY, check_owner, check_restore, read_row
+from pgcdc_assets.capture.slot_owner import check_owner, check_restore, read_row, sync_remedy
 from pgcdc_assets.cli.output import complain
 from pgcdc_assets.errors import (
     ConfigurationError,
@@ -176,7 +176,7 @@ def check_source_writes(conn: Connection, capture: CdcCapture, zone: RawZone) ->
     row, epoch = read_row(conn, policy, status), zone.epochs.latest()
     try:
         if status is not None and not capture.adopt_slot:
-            check_owner(row, status, zone, SYNC_REMEDY)
+            check_owner(row, status, zone, sync_remedy(zone.name))
         if epoch is not None:
             check_restore(row, zone, epoch.epoch)
     except DefiniteError as error:

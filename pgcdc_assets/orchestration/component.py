@@ -188,7 +188,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
     )
     adopt_slot: bool = Field(
         default=CdcCapture.adopt_slot,
-        description="Take over a slot that another consumer has read. `pgcdc sync "
+        description="Take over a slot that another consumer has read. `pgcdc sync --name NAME "
         "--adopt-slot` does so once.",
     )
     dsn_env: str = Field(

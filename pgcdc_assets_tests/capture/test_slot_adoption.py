@@ -98,7 +98,8 @@ def test_the_slot_of_another_lake_is_not_taken_over(
     with pytest.raises(SlotTaken) as caught:
         _copy(database, other_zone, slot)
     assert caught.value.exit_status == 4
-    for part in (slot, str(before), other_zone.lake.uri, "PGCDC_LAKE", "--adopt-slot"):
+    remedy = "pgcdc sync --name test --adopt-slot"
+    for part in (slot, str(before), other_zone.lake.uri, "PGCDC_LAKE", remedy):
         assert part in str(caught.value)
     assert other_zone.epochs.latest() is None
     assert _status(database, slot).confirmed_flush_lsn == before
@@ -143,7 +144,7 @@ def test_with_consent_a_slot_is_taken_over_and_the_first_lake_stops(
     with pytest.raises(SlotAdvanced, match="another lake"):
         _capture(database, zone, slot)
     # Renewal would drop the slot of the other lake.
-    with pytest.raises(SlotTaken, match="pgcdc renew --adopt-slot"):
+    with pytest.raises(SlotTaken, match="pgcdc renew --name test --adopt-slot"):
         renew_epoch(database.settings(), zone, slot, "pub")
     renewed = renew_epoch(database.settings(), zone, slot, "pub", adopt_slot=True)
     assert renewed.epoch == 2

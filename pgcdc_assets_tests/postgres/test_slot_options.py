@@ -178,7 +178,7 @@ def test_a_first_snapshot_is_refused_by_the_name_of_the_slots_owner(
     snapshot_tables(settings, other, slot, "pub", slot_policy=policy)
     assert database.value("select lake from heartbeats") == other.lake.path("test")
     # The first lake cannot drop the slot of its new owner.
-    with pytest.raises(SlotTaken, match=r"other/test.*pgcdc renew --adopt-slot"):
+    with pytest.raises(SlotTaken, match=r"other/test.*pgcdc renew --name test --adopt-slot"):
         renew_epoch(settings, zone, slot, "pub", slot_policy=policy)
     adopted = renew_epoch(settings, zone, slot, "pub", slot_policy=policy, adopt_slot=True)
     assert adopted.epoch == 2

@@ -238,7 +238,8 @@ def check_slot(
             f"Replication slot {slot} was read before, through {status.confirmed_flush_lsn}, but "
             "not into this lake: another lake or program may need the changes of the slot.",
             "Set PGCDC_LAKE to the lake that was filled from the slot, or give this capture a slot "
-            "of its own (`slot`). If nothing else uses the slot: pgcdc sync --adopt-slot.",
+            "of its own (`slot`). If nothing else uses the slot: pgcdc sync --name NAME "
+            "--adopt-slot.",
         )
     yield from _check_health(status)
 
