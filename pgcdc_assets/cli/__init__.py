@@ -20,7 +20,7 @@ from types import FrameType
 from pgcdc_assets.cli.arguments import build_parser
 from pgcdc_assets.cli.library_log import LibraryLog
 from pgcdc_assets.cli.output import complain, discard, flush_result, open_log
-from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.errors import ConfigurationError, PgcdcError
 
 INTERRUPTED = 130
 
@@ -56,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace, log: LibraryLog | None) -> int:
     try:
+        _check_texts(options)
         # Commands import late, so that `--help` and usage errors do not wait for Dagster.
         status: int = options.command(options)
         flush_result()
@@ -75,6 +76,21 @@ def _run(options: argparse.Namespace, log: LibraryLog | None) -> int:
         return _fail(f"{error.filename}: {error.strerror}", 1, log, debug=options.debug)
     except Exception as error:
         return _fail_unexpectedly(error, log, debug=options.debug)
+
+
+def _check_texts(options: argparse.Namespace) -> None:
+    """Check that the arguments are texts. Paths may have any bytes.
+
+    Raises:
+        ConfigurationError: an argument has bytes that are not UTF-8. The error does not quote them.
+    """
+    for name, value in vars(options).items():
+        for text in value if isinstance(value, list) else [value]:
+            try:
+                if isinstance(text, str):
+                    text.encode()
+            except UnicodeEncodeError:
+                raise ConfigurationError(reason=f"Argument {name} is not valid UTF-8.") from None
 
 
 def _fail_unexpectedly(error: Exception, log: LibraryLog | None, *, debug: bool) -> int:

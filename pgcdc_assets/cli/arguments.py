@@ -23,6 +23,9 @@ exit status:
   3 run again   4 a person has to decide   130 interrupted
 """
 
+# The operating system does not sleep for centuries.
+_LONGEST_INTERVAL = 1e9
+
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of all commands."""
@@ -247,8 +250,10 @@ def _wait_option(parser: argparse.ArgumentParser) -> None:
 
 def _interval(text: str) -> float:
     seconds = _number(text)
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError("the interval must be above zero")
+    if not 0 < seconds <= _LONGEST_INTERVAL:
+        raise argparse.ArgumentTypeError(
+            f"the interval must be above zero, and at most {_LONGEST_INTERVAL:.0f}"
+        )
     return seconds
 
 

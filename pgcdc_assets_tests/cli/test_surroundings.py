@@ -369,3 +369,11 @@ def test_a_resnapshot_of_no_table_is_refused(
     (project / "defs" / "mine" / "defs.yaml").write_text(_FOLLOWED)
     assert main(["resnapshot", "mine"]) == 2
     assert "Capture mine has no table to take a snapshot of" in capsys.readouterr().err
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("option", ["--publication", "--name"])
+def test_an_argument_that_is_not_utf8_is_a_wrong_setting(project: Path, option: str) -> None:
+    done = _shell(f"pgcdc check {option} $'caf\\xe9'")
+    assert done.returncode == 2
+    assert done.stderr == f"pgcdc: Argument {option.strip('-')} is not valid UTF-8.\n"

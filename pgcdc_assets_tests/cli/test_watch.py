@@ -68,8 +68,8 @@ def test_a_watch_ends_cleanly_with_the_reader_of_its_pipe(
             process.kill()
 
 
-@pytest.mark.parametrize("seconds", ["0", "-1", "inf", "soon"])
-def test_an_interval_that_is_not_above_zero_is_refused(
+@pytest.mark.parametrize("seconds", ["0", "-1", "inf", "1e12", "soon"])
+def test_an_interval_that_is_no_time_to_sleep_is_refused(
     seconds: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
