@@ -156,6 +156,12 @@ def _update(options: argparse.Namespace) -> int:
             reason=f"{path} captures publication {publication}, not {options.publication}: "
             "declare another capture for it"
         )
+    entries = listed.attributes["tables"]
+    if any(mark in entry["name"] for entry in entries for mark in _TEMPLATE):
+        raise ConfigurationError(
+            reason=f"{path}: the name of a table is a template, which --update does not read, so a "
+            "table could be listed twice: add new tables by hand"
+        )
     slot = listed.attributes.get("slot") or f"pgcdc_{options.name}"
     conninfo = home.conninfo(listed.attributes.get("dsn_env", home.DSN_VARIABLE))
     tables = _published(conninfo, options.name, publication, slot)

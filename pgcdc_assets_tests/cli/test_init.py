@@ -219,3 +219,23 @@ def test_a_name_that_dagster_would_read_as_a_template_is_not_written(
     listed = DefsTables.read(project / "defs" / "mine" / "defs.yaml", "mine")
     assert [str(name) for name in listed.names] == ["public.good"]
     assert main(["check", "--name", "mine"]) == 0
+
+
+@pytest.mark.postgres
+def test_an_update_refuses_a_file_whose_tables_are_templates(
+    project: Path,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The table would be added again under its name, and the file could not be loaded."""
+    monkeypatch.setenv("PLACE", "public")
+    database.execute("create table t (id int primary key); create publication p for table t")
+    assert main(["init", "--name", "mine", "--publication", "p"]) == 0
+    file = project / "defs" / "mine" / "defs.yaml"
+    file.write_text(file.read_text().replace("name: public.t", "name: '{{ env.PLACE }}.t'"))
+    assert main(["check", "--name", "mine"]) == 0
+    before = file.read_text()
+    assert main(["init", "--name", "mine", "--update"]) == 2
+    assert "is a template" in capsys.readouterr().err
+    assert file.read_text() == before
