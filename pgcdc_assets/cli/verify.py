@@ -132,6 +132,7 @@ def _verify(
     with source_moment(settings, zone, capture.slot) as moment:
         say(f"{capture.name}: comparing at {moment.lsn}")
         if options.wait_only:
+            say(f"{capture.name}: waiting until the sensors have captured the changes before it")
             wait_captured(zone, moment, options.wait_seconds)
         else:
             limits = SyncLimits(wait_seconds=options.wait_seconds)

@@ -301,6 +301,24 @@ def test_status_after_the_slot_was_dropped_names_the_remedy(
 
 
 @pytest.mark.postgres
+def test_a_comparison_that_waits_for_the_sensors_says_so(
+    source_database: Database, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    cluster = source_database.value("select system_identifier::text from pg_control_system()")
+    epoch = replace(
+        EPOCH,
+        slot="pgcdc_shop",
+        database=source_database.name,
+        system_identifier=cluster,
+        timeline=1,
+    )
+    RawZone(Lake(str(tmp_path / "lake")), "shop").epochs.append(epoch)
+    assert main(["verify", "--wait-only", "--wait-seconds", "0"]) == 3
+    printed = capsys.readouterr().err
+    assert "shop: waiting until the sensors have captured the changes before it" in printed
+
+
+@pytest.mark.postgres
 def test_status_shows_the_progress_of_an_unfinished_snapshot(
     source_database: Database, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
