@@ -377,3 +377,15 @@ def test_an_argument_that_is_not_utf8_is_a_wrong_setting(project: Path, option: 
     done = _shell(f"pgcdc check {option} $'caf\\xe9'")
     assert done.returncode == 2
     assert done.stderr == f"pgcdc: Argument {option.strip('-')} is not valid UTF-8.\n"
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("text", ["- a list\n", "attributes: {name: there, tables: [1]}\n", "1"])
+def test_a_file_of_another_kind_does_not_stop_the_check_of_a_module(
+    location: str, project: Path, text: str
+) -> None:
+    """The command reads the files of `defs` to name the line of a table."""
+    (project / "defs").mkdir()
+    (project / "defs" / "defs.yaml").write_text(text)
+    done = pgcdc("check", "--name", "there", "-m", location)
+    assert done.returncode == 0, done.stderr

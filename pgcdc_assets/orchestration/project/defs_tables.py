@@ -49,8 +49,8 @@ class DefsTables:
         for node, document in zip(
             yaml.compose_all(text, yaml.SafeLoader), yaml.safe_load_all(text), strict=True
         ):
-            attributes = (document or {}).get("attributes") or {}
-            if attributes.get("name") == capture:
+            attributes = document.get("attributes") if isinstance(document, dict) else None
+            if isinstance(attributes, dict) and _declares(attributes, capture):
                 tables = _child(_child(node, "attributes"), "tables")
                 if isinstance(tables, yaml.SequenceNode):
                     return cls(path, text, tables, attributes)
@@ -165,9 +165,20 @@ def _block(table: CdcTable) -> list[str]:
     return text.splitlines()
 
 
-def _child(node: yaml.Node, name: str) -> yaml.Node:
-    child: yaml.Node = next(value for key, value in node.value if key.value == name)
-    return child
+def _declares(attributes: dict[str, Any], capture: str) -> bool:
+    """Return whether a mapping, which may be anything, lists the tables of a capture."""
+    tables = attributes.get("tables")
+    return attributes.get("name") == capture and all(
+        isinstance(entry, dict) and isinstance(entry.get("name"), str)
+        for entry in (tables if isinstance(tables, list) else [None])
+    )
+
+
+def _child(node: yaml.Node | None, name: str) -> yaml.Node | None:
+    if node is None:
+        return None
+    # A merge key has the entries of another mapping.
+    return next((value for key, value in node.value if key.value == name), None)
 
 
 def _end(node: yaml.Node) -> int:
