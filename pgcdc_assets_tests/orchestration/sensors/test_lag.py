@@ -182,7 +182,7 @@ def test_a_window_that_can_never_be_landed_does_not_stop_the_capture(
     orchestrated.copy()
     orchestrated.land()
     landed = LsnWindow.parse(orchestrated.windows()[-1])
-    left = LsnWindow.of(landed.epoch, landed.start, landed.end + 4096)
+    left = LsnWindow.of(landed.epoch, landed.start, landed.end + 8)
     name = orchestrated.capture.windows_name
     orchestrated.instance.add_dynamic_partitions(name, [left.key])
     orchestrated.commit("insert into b values (1, 1)")
