@@ -140,11 +140,12 @@ def test_a_pool_is_free_after_the_end_of_a_command_that_closed_a_dead_run(
 
     with monkeypatch.context() as patched:
         patched.setattr(dg.DagsterInstance, "report_run_failed", end)
-        wait = build_pool_wait(orchestrated.instance, orchestrated.location.repository, NAME)
+        repository = orchestrated.location.repository
+        wait = build_pool_wait(orchestrated.instance, repository, NAME, say=lambda line: None)
         with pytest.raises(KeyboardInterrupt):
             wait.release()
     assert status_of(orchestrated, merge) == dg.DagsterRunStatus.FAILURE
-    assert run_in_merge_pool(orchestrated, limit_seconds=5).success
+    assert run_in_merge_pool(orchestrated, limit_seconds=5, said=[]).success
 
 
 @pytest.mark.postgres

@@ -18,7 +18,6 @@ from pgcdc_assets.orchestration.checks.raw import SOURCE_TABLE
 from pgcdc_assets.orchestration.checks.scd import EQUALS_SOURCE
 from pgcdc_assets.orchestration.checks.schema_changes import SCHEMA_CHANGES
 from pgcdc_assets.policies import MessagePolicy, RetentionPolicy
-from pgcdc_assets.raw.staging import REBUILD
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.messages import MessageTable
@@ -241,16 +240,13 @@ def test_maintenance_keeps_all_windows_while_a_table_was_never_merged(
 
 
 @pytest.mark.sampled
-def test_maintenance_maintains_the_tables_if_other_parts_are_damaged(
+def test_maintenance_maintains_the_tables_if_old_windows_cannot_be_removed(
     orchestrated: Orchestrated, spark: SparkSession
 ) -> None:
     retention = RetentionPolicy(raw_days=0)
     capture = replace(orchestrated.capture, messages=MessagePolicy(), retention=retention)
     damaged = replace(orchestrated, capture=capture)
     damaged.sync()
-    rebuilds = Path(damaged.lake.path(NAME, REBUILD))
-    rebuilds.mkdir()
-    (rebuilds / "20200101T000000Z-00000000").write_text("no folder")
     log = Path(damaged.lake.path(NAME, "messages", "_delta_log"))
     log.mkdir(parents=True)
     (log / f"{0:020}.json").write_text("no commit")
@@ -260,6 +256,6 @@ def test_maintenance_maintains_the_tables_if_other_parts_are_damaged(
     data = failed[f"{NAME}_tidy_up"].user_failure_data
     assert data is not None
     description = data.description or ""
-    assert description.startswith("Not maintained: temporary folders, logical messages.")
+    assert description.startswith("Not maintained: logical messages.")
     lines = [entry.user_message for entry in damaged.instance.all_logs(result.run_id)]
     assert any("public.a (scd1): " in line and " files became " in line for line in lines), lines
