@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _SMALL_BYTES = 2 << 20
 SMALL_ROWS = 20_000
 _SMALL_MEMORY = 16 << 20
+# Rows to be cast at a time, before their size in memory is known.
+_CAST_ROWS = 256
 
 # Prefixes of the table properties that a merge reads.
 _MERGE_PROPERTIES = ("pgcdc.", "delta.enableDeletionVectors", "delta.dataSkippingNumIndexedCols")
@@ -55,16 +57,32 @@ def read_small(table: DeltaTable) -> SmallTable | None:
         # Arrow has no VARIANT, and Spark does not build a VARIANT from its bytes.
         return None
     try:
-        found = pa.RecordBatchReader.from_stream(table.scan()).read_all()
-        # Use the types of the table, not those of the engine.
-        found = found.cast(pa.schema(schema.to_arrow()))
+        reader = pa.RecordBatchReader.from_stream(table.scan())
+        found = _read_rows(reader, pa.schema(schema.to_arrow()))
     except (DeltaError, pa.ArrowException, OSError):
         # Let Spark read the table or raise the error.
         return None
-    if not found.num_rows:
-        # PySpark cannot read a nested column without chunks.
-        found = found.schema.empty_table()
-    return SmallTable(found, schema.to_json()) if found.nbytes <= _SMALL_MEMORY else None
+    return None if found is None else SmallTable(found, schema.to_json())
+
+
+def _read_rows(reader: pa.RecordBatchReader, schema: pa.Schema) -> pa.Table | None:
+    """Read all rows with the types of the table, not those of the engine; None if they are large.
+
+    Parquet keeps equal values once, so the rows of a small file may need far more memory. The cast
+    copies them. So few rows at a time are cast, and of large rows very few.
+    """
+    parts: list[pa.Table] = []
+    size, count = 0, 1
+    for batch in reader:
+        start = 0
+        while start < batch.num_rows:
+            rows = pa.Table.from_batches([batch.slice(start, count)]).cast(schema)
+            size += rows.nbytes
+            if size > _SMALL_MEMORY:
+                return None
+            parts.append(rows)
+            start, count = start + count, min(2 * count, _CAST_ROWS)
+    return pa.concat_tables(parts).combine_chunks() if parts else schema.empty_table()
 
 
 def copy_small(lake: Lake, table: DeltaTable, path: str) -> bool:
@@ -97,4 +115,6 @@ def local_rows(spark: SparkSession, small: SmallTable) -> DataFrame:
     """Send rows to Spark, with the types of the table's log."""
     from pyspark.sql.types import StructType
 
-    return spark.createDataFrame(small.rows, StructType.fromJson(json.loads(small.schema)))
+    # A table of Arrow without a batch has no part from which PySpark could learn a map's type.
+    rows = small.rows if small.rows.num_rows else []
+    return spark.createDataFrame(rows, StructType.fromJson(json.loads(small.schema)))

@@ -55,12 +55,20 @@ def compare_all(pipeline: Pipeline, moment: Moment) -> list[Comparison | Compari
 
 
 def verify_all(pipeline: Pipeline) -> dict[str, Comparison]:
-    """Open a comparison point, capture through it without a merge, and compare all tables."""
+    """Open a comparison point, capture through it without a merge, and compare all tables.
+
+    Raises:
+        PgcdcError: a table was not compared.
+    """
     with moment_of(pipeline) as moment:
         pipeline.capture()
         wait_captured(pipeline.zone, moment, 0)
-        compared = compare_all(pipeline, moment)
-        return {found.table: found for found in compared if isinstance(found, Comparison)}
+        compared = {}
+        for found in compare_all(pipeline, moment):
+            if isinstance(found, ComparisonFailure):
+                raise found.error
+            compared[found.table] = found
+        return compared
 
 
 def verify(pipeline: Pipeline, table: str = "t", key: tuple[str, ...] | None = None) -> Comparison:
