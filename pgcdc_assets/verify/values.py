@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 
 Reader = Callable[[str], Any]
 
-_DATE = re.compile(r"(\d{4,7})-(\d\d)-(\d\d)")
+_DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)")
 _TIMESTAMP = re.compile(
-    r"(\d{4,7})-(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?"
+    r"(\d{4})-(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?"
     r"(?:([+-])(\d\d)(?::(\d\d))?(?::(\d\d))?)?"
 )
 _MICROSECONDS_PER_DAY = 86_400_000_000
