@@ -80,7 +80,7 @@ class ObjectStore:
             ConfigurationError: the program is missing or ends.
         """
         program = install()
-        self._end_earlier()
+        self.end_earlier()
         objects, metadata = self.folder / "objects", self.folder / "metadata"
         (objects / self.bucket).mkdir(parents=True, exist_ok=True)
         metadata.mkdir(exist_ok=True)
@@ -118,14 +118,17 @@ class ObjectStore:
     def _pid_file(self) -> Path:
         return self.folder / "server.pid"
 
-    def _end_earlier(self) -> None:
+    def end_earlier(self) -> None:
         """End the server that a killed process left."""
         with suppress(FileNotFoundError, ValueError, psutil.NoSuchProcess):
             earlier = psutil.Process(int(self._pid_file.read_text()))
             # The number may belong to another process by now.
             if str(self.folder / "objects") in earlier.cmdline():
                 earlier.terminate()
-                earlier.wait(_SECONDS_TO_STOP)
+                try:
+                    earlier.wait(_SECONDS_TO_STOP)
+                except psutil.TimeoutExpired:
+                    earlier.kill()
 
     def stop(self) -> None:
         """Stop the server; the objects stay."""

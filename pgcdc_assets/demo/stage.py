@@ -105,6 +105,8 @@ def stage(kind: str, *, fresh: bool, scale: float) -> Iterator[Stage]:
         if fresh:
             say(f"Deleting the state of earlier demonstrations in {folder}")
             server.remove()
+            # The file with the number of its process is below its folder.
+            ObjectStore(folder / "object-store").end_earlier()
             for leftover in ("lake", "dagster", "object-store"):
                 shutil.rmtree(folder / leftover, ignore_errors=True)
         say(f"Starting Postgres {server.version} in {server.data_dir}")

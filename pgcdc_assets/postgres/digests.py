@@ -207,11 +207,12 @@ class SourceDigests:
         yield from ((key_digest, row_digest) for key_digest, row_digest in self._fetch(query))
 
     def details(self, key_digests: Sequence[str]) -> Iterator[RowDetail]:
-        """Yield the details of the rows with these key digests."""
+        """Yield the details of the different rows with these key digests."""
         if not key_digests:
             return
         query = sql.SQL(
-            "select key_digest, row_digest, array[{key}]::text[], array[{columns}]::text[] "
+            "select distinct key_digest, row_digest, array[{key}]::text[], "
+            "array[{columns}]::text[] "
             "from ({rows}) r where key_digest = any({wanted}::text[])"
         ).format(
             key=sql.SQL(", ").join(self._shown(i) for i in self.key),

@@ -75,7 +75,7 @@ class TargetDigests:
         return (
             f"SELECT substr(key_digest, 1, {digits}) AS bucket, count(*) AS row_count, "
             f"{part.format(1)} AS first_sum, {part.format(9)} AS second_sum "
-            f"FROM ({self._rows}) GROUP BY 1"
+            f"FROM ({self._rows}) GROUP BY substr(key_digest, 1, {digits})"
         )
 
     def rows(self, buckets: Sequence[str]) -> Iterator[tuple[str, str, bool]]:
@@ -92,15 +92,15 @@ class TargetDigests:
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
     def details(self, key_digests: Sequence[str]) -> Iterator[RowDetail]:
-        """Yield the keys and the column digests of the rows with these key digests."""
+        """Yield the keys and the column digests of the different rows with these key digests."""
         if not key_digests:
             return
         key = ", ".join(f"text_{i}" for i in self._key)
         columns = ", ".join(f"md5({_piece(i)})" for i in range(len(self._columns)))
         wanted = ", ".join(string(digest) for digest in key_digests)
         rows = self._session.sql(
-            f"SELECT key_digest, row_digest, array({key}), array({columns}) FROM ({self._rows}) "
-            f"WHERE key_digest IN ({wanted})"
+            f"SELECT DISTINCT key_digest, row_digest, array({key}), array({columns}) "
+            f"FROM ({self._rows}) WHERE key_digest IN ({wanted})"
         ).collect()
         for row in rows:
             yield RowDetail(row[0], row[1], tuple(row[2]), tuple(row[3]))

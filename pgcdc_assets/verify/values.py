@@ -1,7 +1,8 @@
 """Conversion of Postgres's texts to the values of typed columns, for comparisons.
 
 The conversion is independent of the merge on purpose, so that an error in either is detected. Dates
-and timestamps become numbers of days and microseconds, because Python's types end at the year 9999.
+and timestamps become numbers of days and microseconds. Those above the year 9999 are texts, as in
+the merge.
 """
 
 from __future__ import annotations

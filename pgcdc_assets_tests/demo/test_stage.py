@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from pgcdc_assets.demo import shop
+from pgcdc_assets.demo.object_store import ObjectStore
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.demo.stage import FOLDER, S3, choose_lake, stage
 from pgcdc_assets.orchestration.project.home import STATE_VARIABLE, embedded_conninfo
@@ -71,7 +72,7 @@ def test_the_shop_opens_beside_settings_of_another_server(
 
 
 @pytest.mark.usefixtures("environment", "object_store")
-def test_the_lake_is_in_the_store_of_the_demonstration(state: Path) -> None:
+def test_the_lake_is_in_a_new_store_of_the_demonstration(state: Path) -> None:
     os.environ.update(
         {
             "AWS_ENDPOINT_URL_S3": "https://s3.example.com",
@@ -83,7 +84,11 @@ def test_the_lake_is_in_the_store_of_the_demonstration(state: Path) -> None:
     )
     choose_lake(S3)
     os.environ[STATE_VARIABLE] = str(state)
-    with stage(S3, fresh=False, scale=0.01):
+    # A demonstration that was killed leaves its server.
+    earlier = ObjectStore(state / "object-store").start()
+    process = psutil.Process(int((state / "object-store" / "server.pid").read_text()))
+    with stage(S3, fresh=True, scale=0.01):
+        assert not process.is_running()
         names = {name for name in os.environ if name.startswith("AWS_")}
         assert names == {
             *("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
@@ -92,6 +97,7 @@ def test_the_lake_is_in_the_store_of_the_demonstration(state: Path) -> None:
         assert Storage().found_endpoint.startswith("http://127.0.0.1:")
         lake = Lake.from_environment("")
         assert RawZone(lake, "shop").epochs.latest() is None
+    earlier.stop()
 
 
 @pytest.mark.parametrize("moment", ["PG_VERSION", "pgcdc.conf", "postmaster.pid"])
