@@ -33,7 +33,6 @@ from pgcdc_assets.orchestration.component_storage import Options, StorageModel
 from pgcdc_assets.orchestration.component_tables import AllTablesModel, TableModel
 from pgcdc_assets.orchestration.component_texts import Text
 from pgcdc_assets.orchestration.project import home
-from pgcdc_assets.orchestration.project.defs_file import defs_files
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
 from pgcdc_assets.orchestration.translator import PgcdcTranslator
 from pgcdc_assets.policies import (
@@ -373,4 +372,4 @@ def _is_replaced(context: dg.ComponentLoadContext) -> bool:
     path = Path(context.path)
     own = path.parent if path.is_file() else path
     folders = [own.parent, *home.defs_folders()]
-    return any(file.parent != own for file in defs_files(folders))
+    return any(file.parent != own for file in home.defs_files(folders))

@@ -23,6 +23,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from pgcdc_assets.catalog_policy import CatalogPolicy
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.orchestration.project.home import defs_files
 from pgcdc_assets.policies import (
     CheckPolicy,
     HeartbeatPolicy,
@@ -39,7 +40,6 @@ from pgcdc_assets.table_name import TableName
 from pgcdc_assets.table_selection import ALL_TABLES, TableSelection
 from pgcdc_assets.variable_setting import check_variable_name
 
-FILE_NAMES = ("defs.yaml", "component.yaml")
 COMPONENT = "pgcdc_assets.PostgresCdcComponent"
 
 _TOP_LEVEL = ("type", "attributes", "requirements", "post_processing", "template_vars_module")
@@ -89,11 +89,6 @@ def check_defs_folders(folders: Sequence[Path]) -> None:
                     "rename one of the two captures"
                 )
             declared[name] = _shown(path)
-
-
-def defs_files(folders: Sequence[Path]) -> list[Path]:
-    """List the files below the folders that declare components."""
-    return sorted(path for folder in folders for name in FILE_NAMES for path in folder.rglob(name))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from typing import Any
 import yaml
 
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.orchestration.project.defs_file import defs_files, shown_place
+from pgcdc_assets.orchestration.project.defs_file import shown_place
+from pgcdc_assets.orchestration.project.home import defs_files
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.table_selection import ALL_TABLES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +30,9 @@ _EMBEDDED_SERVER = (
     "host=127.0.0.1 hostaddr=127.0.0.1 sslmode=disable gssencmode=disable channel_binding=disable "
     "target_session_attrs=any"
 )
+
+# The files that declare components.
+_FILE_NAMES = ("defs.yaml", "component.yaml")
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 
@@ -91,6 +94,11 @@ def defs_folders() -> list[Path]:
     if root is not None or embedded_data_folder().is_dir():
         folders.append(_PACKAGE / "defs")
     return list(dict.fromkeys(folders))
+
+
+def defs_files(folders: Sequence[Path]) -> list[Path]:
+    """List the files below the folders that declare components."""
+    return sorted(path for folder in folders for name in _FILE_NAMES for path in folder.rglob(name))
 
 
 def conninfo(variable: str = DSN_VARIABLE) -> str:
