@@ -177,19 +177,14 @@ class Landing:
         # The events come first: a stored relation version counts as known.
         self.schema.record(self.lease.conn if self._has_time() else None)
         self.captured.zone.relations.flush()
-        self._record_parked_rows()
+        self.captured.zone.record_events(
+            self.window.epoch, parked_events(self.window.epoch, self.source.decoder.parked)
+        )
         failpoints.reach(failpoints.AFTER_RELATIONS_COMMIT)
         self.source.archive.store(self.source.decoder, self.window)
         failpoints.reach(failpoints.AFTER_PREPARED_COMMIT)
         self.lease.verify()
         self.work.check()
-
-    def _record_parked_rows(self) -> None:
-        zone, epoch, parked = self.captured.zone, self.window.epoch, self.source.decoder.parked
-        if parked:
-            relations = zone.source_relations(epoch)
-            events = parked_events(epoch, parked)
-            zone.schema_events.record(relations.of_each_table(events))
 
 
 def parked_events(epoch: int, parked: Mapping[int, ParkedRows]) -> list[SchemaEvent]:

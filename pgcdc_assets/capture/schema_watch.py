@@ -137,9 +137,7 @@ class SchemaWatch:
                 return new
             events = _Events(self, base, look)
             found = events.find(self._announced) + events.of_partitions(self._partitions)
-            if found:
-                found = self.zone.source_relations(self.epoch).of_each_table(found)
-            new += self.zone.schema_events.record(found)
+            new += self.zone.record_events(self.epoch, found)
             failpoints.reach(failpoints.AFTER_SCHEMA_EVENTS)
             if look is None or look.is_unchanged:
                 return new

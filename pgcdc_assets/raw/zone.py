@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -16,7 +17,7 @@ from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.prepared_transactions import PreparedStore
 from pgcdc_assets.raw.ranges import RangeStore
 from pgcdc_assets.raw.relations import RelationRegistry
-from pgcdc_assets.raw.schema_events import SchemaEventLog
+from pgcdc_assets.raw.schema_events import SchemaEvent, SchemaEventLog
 from pgcdc_assets.raw.snapshots import SnapshotStore
 from pgcdc_assets.raw.source_relations import SourceRelations
 from pgcdc_assets.raw.table import RawTable
@@ -54,6 +55,20 @@ class RawZone:
         """Read which relations are behind the declared tables of an epoch."""
         snapshots = self.snapshots.complete_snapshots(epoch)
         return SourceRelations(epoch, snapshots, self.relations.versions(epoch))
+
+    def record_events(self, epoch: int, events: Sequence[SchemaEvent]) -> list[SchemaEvent]:
+        """Store events of an epoch, for each declared table that follows their relation.
+
+        Returns:
+            the events that were not stored before.
+
+        Raises:
+            TransientError: the lake cannot be written, or other processes recorded events at each
+                attempt.
+        """
+        if not events:
+            return []
+        return self.schema_events.record(self.source_relations(epoch).of_each_table(events))
 
     def followed_ids(self) -> dict[TableName, int]:
         """Return the OID of each declared table with a snapshot, by the declared name.
