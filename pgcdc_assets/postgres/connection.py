@@ -248,11 +248,11 @@ def connect(
             connection = at_failure.enter_context(contextlib.closing(psycopg2.connect(conninfo)))
             connection.autocommit = True
             with connection.cursor() as cursor:
-                cursor.execute(f"select {PINNED_SQL}")
+                # One round trip for both.
+                cursor.execute(f"{_lift_sql(connection)} select {PINNED_SQL}")
                 check_pinned(
                     settings, connection.get_parameter_status, cursor.fetchone() == (True,)
                 )
-            lift_transaction_timeout(connection)
             at_failure.pop_all()
     except psycopg2.Error as error:
         raise connection_failure(settings.describe(), str(error), settings.variable) from error
@@ -289,9 +289,14 @@ def lift_transaction_timeout(connection: Connection) -> None:
 
     The setting is not among the pinned ones: PG 16 refuses an unknown setting at the start.
     """
-    if connection.server_version >= 170000:
+    if statement := _lift_sql(connection):
         with connection.cursor() as cursor:
-            cursor.execute("set transaction_timeout = 0")
+            cursor.execute(statement)
+
+
+def _lift_sql(connection: Connection) -> str:
+    """Write the statement that removes the limit; empty for a server without this setting."""
+    return "set transaction_timeout = 0;" if connection.server_version >= 170000 else ""
 
 
 @contextlib.contextmanager
