@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _INSUFFICIENT_PRIVILEGE = "42501"
 
-
 # The server's function that refuses a query which a policy would filter. Messages are translated,
 # and the message of another error may quote any text (src/backend/utils/misc/rls.c).
 _POLICY_CHECK = "check_enable_rls"
@@ -58,23 +57,25 @@ def reading_failure(
     name, doing = relation.qualified_name, f"reading {relation.qualified_name}"
     server = settings.describe()
     role = quoted(settings.role)
-    if _is_filtered(error):
-        return ConfigurationError(
-            reason=f"Table {name} has row-level security, which would hide rows. Allow "
-            f"this role to read all rows with: alter role {role} bypassrls"
-        )
     code: str | None
+    function: str | None
     match error:
         case OSError():
             return ConnectionLost(server=server, doing=doing, reason=str(error))
         case ServerError():
-            code, kind = error.sqlstate, "an error"
+            code, function, kind = error.sqlstate, error.function, "an error"
             failure = reported_failure(server, doing, error.sqlstate, error.message)
         case _:
             code, kind = error.pgcode, type(error).__name__
+            function = error.diag.source_function
             failure = statement_failure(server, doing, error)
     if is_standby and code in CONFLICTS:
         return conflict_error(server, f"the copy of {name}")
+    if (code, function) == (_INSUFFICIENT_PRIVILEGE, _POLICY_CHECK):
+        return ConfigurationError(
+            reason=f"Table {name} has row-level security, which would hide rows. Allow "
+            f"this role to read all rows with: alter role {role} bypassrls"
+        )
     if code == _INSUFFICIENT_PRIVILEGE:
         return ConfigurationError(
             reason=f"Table {name} cannot be read by this role. Grant it with: "
@@ -92,15 +93,3 @@ def reading_failure(
         reason=f"Table {name} cannot be read: Postgres reports {kind} (SQLSTATE {code}). "
         "Read the full message in the server's log."
     )
-
-
-def _is_filtered(error: psycopg2.Error | ServerError | OSError) -> bool:
-    """Return whether the server refused a query that row-level security would filter."""
-    match error:
-        case ServerError():
-            found = (error.sqlstate, error.function)
-        case psycopg2.Error():
-            found = (error.pgcode or "", error.diag.source_function or "")
-        case _:
-            return False
-    return found == (_INSUFFICIENT_PRIVILEGE, _POLICY_CHECK)
