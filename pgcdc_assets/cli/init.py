@@ -156,8 +156,7 @@ def _update(options: argparse.Namespace) -> int:
             reason=f"{path} captures publication {publication}, not {options.publication}: "
             "declare another capture for it"
         )
-    entries = listed.attributes["tables"]
-    if any(mark in entry["name"] for entry in entries for mark in _TEMPLATE):
+    if any(_is_template(entry["name"]) for entry in listed.attributes["tables"]):
         raise ConfigurationError(
             reason=f"{path}: the name of a table is a template, which --update does not read, so a "
             "table could be listed twice: add new tables by hand"
@@ -216,7 +215,9 @@ def _published(conninfo: str, name: str, publication: str, slot: str) -> tuple[C
         relations = published_relations(conn, publication)
     tables = tuple(map(_table, relations))
     refused = {finding.table: finding.message for finding in check_columns(relations, tables)}
-    for table in filter(_has_template, tables):
+    for table in tables:
+        if not any(map(_is_template, (*table.name, *(table.key or ())))):
+            continue
         refused[table.qualified_name] = (
             f"Table {table.qualified_name} has a template in its name or key, which Dagster would "
             "replace in a YAML file. Declare the table in Python, or write the file with "
@@ -227,9 +228,9 @@ def _published(conninfo: str, name: str, publication: str, slot: str) -> tuple[C
     return tuple(table for table in tables if table.qualified_name not in refused)
 
 
-def _has_template(table: CdcTable) -> bool:
-    """Return whether Jinja would read a name as more than a text, such as the value of a secret."""
-    return any(mark in name for name in (*table.name, *(table.key or ())) for mark in _TEMPLATE)
+def _is_template(text: str) -> bool:
+    """Return whether Jinja would read a text as more than a text, such as the value of a secret."""
+    return any(mark in text for mark in _TEMPLATE)
 
 
 def _table(relation: Relation) -> CdcTable:

@@ -119,7 +119,7 @@ def open_library_log(folder: Path, command: str) -> LibraryLog:
     Raises:
         OSError: the folder is not writable.
     """
-    # A folder that was there before the command is of somebody else, such as TMPDIR.
+    # A folder that was there before the command belongs to another program, such as TMPDIR.
     made = tuple(each for each in (folder, folder.parent) if not each.exists())
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{time.strftime('%Y%m%dT%H%M%S')}-{command}-{os.getpid()}.log"

@@ -49,8 +49,9 @@ class WindowKeys:
 
     def __post_init__(self) -> None:
         self._keys = self.context.instance.get_dynamic_partitions(self.capture.windows_name)
+        self._parsed = parse_windows(self._keys)
         # Another process may have begun an epoch since this evaluation has read the epoch.
-        self.windows = sorted(w for w in parse_windows(self._keys) if w.epoch <= self.epoch.epoch)
+        self.windows = sorted(w for w in self._parsed if w.epoch <= self.epoch.epoch)
 
     @property
     def landed(self) -> list[LsnWindow]:
@@ -80,7 +81,7 @@ class WindowKeys:
         Args:
             read_wal_end: function that returns the end of the server's WAL.
         """
-        known = {window.key: window for window in parse_windows(self._keys)}
+        known = {window.key: window for window in self._parsed}
         foreign = {key for key in self._keys if key not in known}
         if any(window.epoch > self.epoch.epoch for window in known.values()):
             latest = self.zone.epochs.latest() or self.epoch
