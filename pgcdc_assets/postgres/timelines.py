@@ -137,6 +137,22 @@ def check_timeline(
         )
 
 
+def find_shared_end(
+    captured_on: int | None, captured_through: Lsn, server: ServerTimeline
+) -> Lsn:
+    """Return the LSN through which a server's history contains the captured WAL.
+
+    For the arguments and further errors see `check_timeline`.
+
+    Raises:
+        DefiniteError: the server does not have the history file.
+    """
+    if captured_on in (None, server.number):
+        return captured_through
+    end = server.switches().get(captured_on or 0, Lsn(0))
+    return min(captured_through, end)
+
+
 def _lost_wal(
     captured_on: int, captured_through: Lsn, current: int, switches: Mapping[int, Lsn]
 ) -> str | None:

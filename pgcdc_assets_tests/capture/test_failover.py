@@ -23,7 +23,12 @@ from pgcdc_assets.errors import RawZoneError, SlotMissing
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.policies import HeartbeatPolicy
 from pgcdc_assets.postgres.heartbeat import create_table_sql
-from pgcdc_assets.postgres.timelines import ServerTimeline, check_timeline, parse_history
+from pgcdc_assets.postgres.timelines import (
+    ServerTimeline,
+    check_timeline,
+    find_shared_end,
+    parse_history,
+)
 from pgcdc_assets.postgres.wal import read_barrier
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
@@ -366,8 +371,11 @@ def test_a_timeline_history_shows_whether_it_contains_captured_wal(
     captured_on: int | None, through: str, is_fine: bool
 ) -> None:
     server = _Recorded(3, None, 1.0)  # type: ignore[arg-type]
+    shared = find_shared_end(captured_on, Lsn.parse(through), server)
     if is_fine:
         check_timeline("raw", captured_on, Lsn.parse(through), server)
+        assert shared == Lsn.parse(through)
         return
+    assert shared == parse_history(_HISTORY).get(captured_on or 0, Lsn(0))
     with pytest.raises(RawZoneError, match=f"through {through} on timeline {captured_on}"):
         check_timeline("raw", captured_on, Lsn.parse(through), server)
