@@ -296,7 +296,8 @@ def test_an_earlier_heartbeat_shows_a_restored_source(beating: Capturing) -> Non
 def test_a_repeated_landing_records_the_heartbeat_of_its_first_attempt(
     beating: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = CaptureLimits(heartbeat=HeartbeatPolicy(seconds=3600, table=str(TABLE)))
+    policy = HeartbeatPolicy(seconds=3600, table=str(TABLE))
+    limits = CaptureLimits(resume_seconds=60, heartbeat=policy)
     table_id = beating.database.value("select %s::regclass::oid::bigint", (NAME,))
     lost: list[int] = []
 
