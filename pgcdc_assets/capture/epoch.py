@@ -93,7 +93,8 @@ def renew_epoch(
         end = zone.changes.captured_through(old.epoch) or old.start_lsn
         has_lost_wal = shared < end
         copies = zone.snapshots.complete_snapshots()
-        read_publication(conn, publication, [copy.name for copy in copies])
+        tables = [copy.name for copy in copies]
+        read_publication(conn, publication, tables, renewal_command(zone.name))
         status = read_slot_status(conn, slot)
         if status is not None:
             check_slot_usable(status, identity.database)

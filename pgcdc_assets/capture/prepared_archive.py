@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pgcdc_assets import failpoints
-from pgcdc_assets.errors import ConfigurationError, PgcdcError, RawZoneError
+from pgcdc_assets.errors import ConfigurationError, PgcdcError, RawZoneError, renewal_command
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.prepared_transactions import read_prepared_transactions
 from pgcdc_assets.postgres.slots import SlotStatus
@@ -77,7 +77,8 @@ class StoredTransactions:
             reason=f"the prepared transaction {gid!r} (xid {xid}), committed at {commit_lsn}, was "
             "prepared before this capture read the slot, and the server does not send its rows "
             "again. Another program has read the slot, or has switched on its two_phase. Nothing "
-            "un-landed was confirmed. Run pgcdc renew, which takes new snapshots.",
+            f"un-landed was confirmed. Run {renewal_command(self._zone.name)}, which takes new "
+            "snapshots.",
         )
 
     def store(self, decoder: StreamingDecoder, window: LsnWindow) -> None:
@@ -139,7 +140,8 @@ def two_phase_options(
             raise ConfigurationError(
                 reason=f"Another program has switched on two_phase of replication slot "
                 f"{status.slot}: rows of transactions that were prepared before may be missing. "
-                "Nothing was confirmed. Run pgcdc renew, which takes new snapshots."
+                f"Nothing was confirmed. Run {renewal_command(zone.name)}, which takes new "
+                "snapshots."
             )
         begin_two_phase(conn, zone, epoch)
     return replace(options, two_phase=True)

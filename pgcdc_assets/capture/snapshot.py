@@ -52,6 +52,7 @@ from pgcdc_assets.errors import (
     PgcdcError,
     SlotBusy,
     TransientError,
+    renewal_command,
 )
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.policies import SlotPolicy, SnapshotPolicy
@@ -225,7 +226,7 @@ def establish_epoch(
             with server_timeline(settings) as server:
                 identity = replace(identity, timeline=server.number)
         # The publication must exist before the slot: decoding reads it as of the WAL position.
-        read_publication(conn, publication, tables)
+        read_publication(conn, publication, tables, renewal_command(zone.name))
 
         def find() -> tuple[Epoch | None, SlotStatus | None]:
             known = zone.epochs.check_source(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pgcdc_assets.errors import ConfigurationError, RawZoneError, SlotBusy
+from pgcdc_assets.errors import ConfigurationError, RawZoneError, SlotBusy, renewal_command
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.publication import read_publication
@@ -65,7 +65,8 @@ def check_publication(conn: Connection, zone: RawZone, publication: str) -> None
         read_publication(conn, publication)
     except ConfigurationError:
         copies = zone.snapshots.complete_snapshots()
-        read_publication(conn, publication, [copy.name for copy in copies])
+        tables = [copy.name for copy in copies]
+        read_publication(conn, publication, tables, renewal_command(zone.name))
 
 
 def check_server_timeline(zone: RawZone, server: ServerTimeline) -> None:

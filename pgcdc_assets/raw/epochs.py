@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from pgcdc_assets.errors import RawZoneError, TransientError
+from pgcdc_assets.errors import RawZoneError, TransientError, renewal_command
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.newest_versions import NewestVersions
 from pgcdc_assets.raw.scan import data_files, scan
@@ -135,8 +135,8 @@ class EpochLog:
                 raw_zone=self.table.uri,
                 reason=f"the lake was filled from {_source(*found)}, not from "
                 f"{_source(slot, database, system_identifier)}. If the same data was moved, such "
-                "as by dump and restore, begin a new epoch with pgcdc renew; otherwise give this "
-                "capture another lake or another name.",
+                f"as by dump and restore, begin a new epoch with {renewal_command(self.capture)}; "
+                "otherwise give this capture another lake or another name.",
             )
         return latest
 

@@ -315,7 +315,7 @@ def test_after_a_failover_that_lost_captured_wal_the_capture_stops_until_it_is_r
     pair.new.execute("insert into t select generate_series(100, 20000)")
     assert _flush_lsn(pair.new) > through
 
-    with pytest.raises(RawZoneError, match=r"timeline 1.*timeline 2 now.*pgcdc renew"):
+    with pytest.raises(RawZoneError, match=r"timeline 1.*timeline 2 now.*renew --name test"):
         _capture(pair.new, zone)
     with pytest.raises(RawZoneError, match="pgcdc renew"):
         snapshot_tables(pair.new.settings(), zone, SLOT, "pub", [TableName("public", "t")])

@@ -213,7 +213,7 @@ def test_a_rollback_that_postgres_cannot_decode_is_explained(
     if begun.database.server.version < first_version:
         capture(begun)
         return
-    with pytest.raises(DefiniteError, match=r"Slot .* prepared transaction .*pgcdc renew"):
+    with pytest.raises(DefiniteError, match=r"Slot .* prepared transaction .*renew --name test"):
         capture(begun)
     assert begun.confirmed() == confirmed
 
