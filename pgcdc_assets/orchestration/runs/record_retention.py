@@ -147,9 +147,10 @@ def _delete_check_results(
         sa.select(sa.func.max(table.id)).where(ours).group_by(table.asset_key, table.check_name)
     )
     with storage.index_connection() as conn:
+        # The time of creation is in the time zone of the session: compare the time of the event.
         # MySQL cannot read the table from which a statement deletes.
         kept = [row[0] for row in conn.execute(newest)]
-        old = sa.and_(ours, table.create_timestamp < before, table.id.not_in(kept))
+        old = sa.and_(ours, table.evaluation_event_timestamp < before, table.id.not_in(kept))
         return int(conn.execute(sa.delete(AssetCheckExecutionsTable).where(old)).rowcount)
 
 
