@@ -153,7 +153,9 @@ def _find_shared_end(
     """Return the LSN through which the server has the captured WAL; 0 if this is not known."""
     through, timeline = zone.captured_on(epoch)
     try:
-        check_restore(row, zone, epoch.epoch)
-        return find_shared_end(timeline, through, server)
+        shared = find_shared_end(timeline, through, server)
+        if shared == through:
+            check_restore(row, zone, epoch.epoch)
     except DefiniteError:
         return Lsn(0)
+    return shared
