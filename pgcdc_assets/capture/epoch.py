@@ -89,9 +89,8 @@ def renew_epoch(
             check_failover(identity.server_version, identity.in_recovery)
         row = read_row(conn, slot_policy.heartbeat, read_slot_status(conn, slot))
         with server_timeline(settings) as server:
-            shared = _find_shared_end(zone, old, server, row)
+            lost = _find_lost_wal(zone, old, server, row)
         end = zone.changes.captured_through(old.epoch) or old.start_lsn
-        has_lost_wal = shared < end
         copies = zone.snapshots.complete_snapshots()
         tables = [copy.name for copy in copies]
         read_publication(conn, publication, tables, renewal_command(zone.name))
@@ -99,7 +98,7 @@ def renew_epoch(
         if status is not None:
             check_slot_usable(status, identity.database)
             is_ours = (old.slot, old.system_identifier) == (slot, identity.system_identifier)
-            can_continue = is_ours and slot_health(status, end).can_continue and not has_lost_wal
+            can_continue = is_ours and slot_health(status, end).can_continue and lost is None
             if not adopt_slot:
                 check_owner(row, status, zone, remedy)
             if can_continue and not has_publication_gap(conn, settings, status, publication):
@@ -122,10 +121,10 @@ def renew_epoch(
         options = SlotOptions(failover=slot_policy.failover, exports_snapshot=False)
         with create_slot(settings, slot, options=options) as made:
             start = made.consistent_point
-        if start < shared and not identity.in_recovery:
+        if lost is None and start < end and not identity.in_recovery:
             # The server was restored from a copy, without a new timeline.
-            shared = Lsn(0)
-        is_moved = old.system_identifier != identity.system_identifier
+            lost = Lsn(0)
+        is_same = old.system_identifier == identity.system_identifier
         failpoints.reach(failpoints.AFTER_SLOT_CREATION)
         renewed = replace(
             old,
@@ -138,7 +137,7 @@ def renew_epoch(
             timeline=server.number,
             server_version=identity.server_version,
             created_at=dt.datetime.now(dt.UTC),
-            shared_through=None if is_moved or shared >= end else shared,
+            shared_through=lost if is_same else None,
         )
         if not identity.in_recovery:
             record_new_owner(conn, zone, slot_policy.heartbeat, slot, renewed.epoch, start)
@@ -147,15 +146,18 @@ def renew_epoch(
         return renewed
 
 
-def _find_shared_end(
+def _find_lost_wal(
     zone: RawZone, epoch: Epoch, server: ServerTimeline, row: HeartbeatRow | None
-) -> Lsn:
-    """Return the LSN through which the server has the captured WAL; 0 if this is not known."""
-    through, timeline = zone.captured_on(epoch)
+) -> Lsn | None:
+    """Return the LSN above which the server lacks used WAL; 0 if unknown, None if it lacks none."""
+    found = []
     try:
-        shared = find_shared_end(timeline, through, server)
-        if shared == through:
+        for through, timeline in zone.used_timelines(epoch):
+            shared = find_shared_end(timeline, through, server)
+            if shared < through:
+                found.append(shared)
+        if not found:
             check_restore(row, zone, epoch.epoch)
     except DefiniteError:
         return Lsn(0)
-    return shared
+    return min(found, default=None)

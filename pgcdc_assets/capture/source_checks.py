@@ -70,11 +70,16 @@ def check_publication(conn: Connection, zone: RawZone, publication: str) -> None
 
 
 def check_server_timeline(zone: RawZone, server: ServerTimeline) -> None:
-    """Raise an error for a server that has lost captured WAL, before the stream starts."""
+    """Raise an error for a server that has lost the WAL of captured changes or of a snapshot.
+
+    Raises:
+        RawZoneError, DefiniteError, OSError: as `check_timeline`.
+    """
     epoch = zone.epochs.latest()
     assert epoch is not None
-    through, timeline = zone.captured_on(epoch)
-    check_timeline(zone.changes.table.uri, timeline, through, server)
+    if zone.captured_on(epoch)[1] != server.number:
+        for through, timeline in zone.used_timelines(epoch):
+            check_timeline(zone.changes.table.uri, timeline, through, server)
 
 
 def is_behind(conn: Connection, slot: str, captured_through: Lsn) -> bool:

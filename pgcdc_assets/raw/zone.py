@@ -51,6 +51,18 @@ class RawZone:
         end, timeline = self.changes.captured_on(epoch.epoch)
         return (epoch.start_lsn, epoch.timeline) if end is None else (end, timeline)
 
+    def used_timelines(self, epoch: Epoch) -> list[tuple[Lsn, int | None]]:
+        """Return the ends of the WAL that an epoch has used, each with its timeline.
+
+        A snapshot may be newer than the newest window.
+        """
+        snapshots = [
+            (lsn, timeline)
+            for store in (self.snapshots, self.partial_snapshots)
+            for timeline, lsn in store.timelines(epoch.epoch).items()
+        ]
+        return [self.captured_on(epoch), *snapshots]
+
     def source_relations(self, epoch: int, through: Lsn | None = None) -> SourceRelations:
         """Read which relations are behind the declared tables of an epoch.
 
