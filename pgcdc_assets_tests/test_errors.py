@@ -171,8 +171,9 @@ def test_the_warning_of_a_missing_publication_has_the_callback_in_any_language()
     }
     with pytest.raises(ServerError) as raised:
         check_notice(fields)
-    error = stream_failure("a server", "s", "pub", raised.value)
+    error = stream_failure("a server", "s", "pub", raised.value, "pgcdc renew --name shop")
     assert "publication pub was dropped and re-created" in str(error)
+    assert str(error).endswith("pgcdc renew --name shop.")
 
 
 @pytest.mark.postgres

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from pgcdc_assets import failpoints
 from pgcdc_assets.capture.slot_owner import check_owner, check_restore, read_row, record_new_owner
 from pgcdc_assets.errors import ConfigurationError, DefiniteError, SlotBusy, renewal_command
+from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.policies import SlotPolicy
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.heartbeat import HeartbeatRow
@@ -36,7 +37,7 @@ from pgcdc_assets.postgres.slots import (
     read_slot_status,
     slot_taken_error,
 )
-from pgcdc_assets.postgres.timelines import ServerTimeline, check_timeline, server_timeline
+from pgcdc_assets.postgres.timelines import ServerTimeline, find_shared_end, server_timeline
 from pgcdc_assets.raw.epochs import Epoch
 
 if TYPE_CHECKING:
@@ -88,15 +89,16 @@ def renew_epoch(
             check_failover(identity.server_version, identity.in_recovery)
         row = read_row(conn, slot_policy.heartbeat, read_slot_status(conn, slot))
         with server_timeline(settings) as server:
-            has_lost_wal = _has_lost_wal(zone, old, server, row)
+            lost = _find_lost_wal(zone, old, server, row)
+        end = zone.changes.captured_through(old.epoch) or old.start_lsn
         copies = zone.snapshots.complete_snapshots()
-        read_publication(conn, publication, [copy.name for copy in copies])
+        tables = [copy.name for copy in copies]
+        read_publication(conn, publication, tables, renewal_command(zone.name))
         status = read_slot_status(conn, slot)
         if status is not None:
             check_slot_usable(status, identity.database)
-            end = zone.changes.captured_through(old.epoch) or old.start_lsn
             is_ours = (old.slot, old.system_identifier) == (slot, identity.system_identifier)
-            can_continue = is_ours and slot_health(status, end).can_continue and not has_lost_wal
+            can_continue = is_ours and slot_health(status, end).can_continue and lost is None
             if not adopt_slot:
                 check_owner(row, status, zone, remedy)
             if can_continue and not has_publication_gap(conn, settings, status, publication):
@@ -119,6 +121,10 @@ def renew_epoch(
         options = SlotOptions(failover=slot_policy.failover, exports_snapshot=False)
         with create_slot(settings, slot, options=options) as made:
             start = made.consistent_point
+        if lost is None and start < end and not identity.in_recovery:
+            # The server was restored from a copy, without a new timeline.
+            lost = Lsn(0)
+        is_same = old.system_identifier == identity.system_identifier
         failpoints.reach(failpoints.AFTER_SLOT_CREATION)
         renewed = replace(
             old,
@@ -131,6 +137,7 @@ def renew_epoch(
             timeline=server.number,
             server_version=identity.server_version,
             created_at=dt.datetime.now(dt.UTC),
+            shared_through=lost if is_same else None,
         )
         if not identity.in_recovery:
             record_new_owner(conn, zone, slot_policy.heartbeat, slot, renewed.epoch, start)
@@ -139,14 +146,18 @@ def renew_epoch(
         return renewed
 
 
-def _has_lost_wal(
+def _find_lost_wal(
     zone: RawZone, epoch: Epoch, server: ServerTimeline, row: HeartbeatRow | None
-) -> bool:
-    """Return whether the server has lost captured WAL."""
-    through, timeline = zone.captured_on(epoch)
+) -> Lsn | None:
+    """Return the LSN above which the server lacks used WAL; 0 if unknown, None if it lacks none."""
+    found = []
     try:
-        check_timeline(zone.changes.table.uri, timeline, through, server)
-        check_restore(row, zone, epoch.epoch)
+        for through, timeline in zone.used_timelines(epoch):
+            shared = find_shared_end(timeline, through, server)
+            if shared < through:
+                found.append(shared)
+        if not found:
+            check_restore(row, zone, epoch.epoch)
     except DefiniteError:
-        return True
-    return False
+        return Lsn(0)
+    return min(found, default=None)

@@ -59,7 +59,7 @@ class Heartbeats:
         self._problem = ""
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        # Heartbeats that no landed window has recorded yet, oldest first.
+        # Heartbeats behind the landed windows, oldest first.
         self._written: list[Heartbeat] = []
         # The number of the newest heartbeat: a row that was deleted is written with a higher one.
         self._number = 0
@@ -111,13 +111,16 @@ class Heartbeats:
         self._ended.set()
 
     def facts(self, window: LsnWindow) -> Mapping[str, int]:
-        """Return the newest heartbeat before a window's end, as an application transaction."""
+        """Return the newest heartbeat before a window's end, as an application transaction.
+
+        A landing that fails is repeated, so the heartbeats stay until the next window.
+        """
         with self._lock:
+            self._written = [each for each in self._written if each.flushed >= window.start]
             inside = sorted(
                 (each for each in self._written if each.flushed <= window.end),
                 key=lambda each: each.number,
             )
-            self._written = [each for each in self._written if each.flushed > window.end]
         changes = self._zone.changes
         return {
             changes.heartbeat_app_id(window.epoch, each.table_id): each.number for each in inside

@@ -154,7 +154,7 @@ class PartialSnapshot:
             if work.count:
                 failpoints.reach(failpoints.BEFORE_COPY_COMMIT)
                 try:
-                    landing.commit(snapshot.taken_at)
+                    landing.commit(snapshot.taken_at, snapshot.timeline)
                 except PgcdcError:
                     landing.discard()
                     raise

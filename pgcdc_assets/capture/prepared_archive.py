@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pgcdc_assets import failpoints
-from pgcdc_assets.errors import ConfigurationError, RawZoneError
+from pgcdc_assets.errors import ConfigurationError, PgcdcError, RawZoneError, renewal_command
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.prepared_transactions import read_prepared_transactions
 from pgcdc_assets.postgres.slots import SlotStatus
@@ -18,6 +19,8 @@ from pgcdc_assets.raw.zone import RawZone
 
 if TYPE_CHECKING:
     from pgcdc_assets.postgres.connection import Connection
+
+_logger = logging.getLogger(__name__)
 
 _SENDS_EACH_PREPARE = 180000
 
@@ -74,7 +77,8 @@ class StoredTransactions:
             reason=f"the prepared transaction {gid!r} (xid {xid}), committed at {commit_lsn}, was "
             "prepared before this capture read the slot, and the server does not send its rows "
             "again. Another program has read the slot, or has switched on its two_phase. Nothing "
-            "un-landed was confirmed. Run pgcdc renew, which takes new snapshots.",
+            f"un-landed was confirmed. Run {renewal_command(self._zone.name)}, which takes new "
+            "snapshots.",
         )
 
     def store(self, decoder: StreamingDecoder, window: LsnWindow) -> None:
@@ -94,8 +98,7 @@ class StoredTransactions:
     def end_window(self, decoder: StreamingDecoder, window: LsnWindow) -> None:
         """Read stored rows from the lake from now on, and remove ended transactions from it.
 
-        Raises:
-            TransientError: the lake cannot be written. The next landing removes them.
+        The window is landed. If the lake fails, a later removal or the maintenance removes them.
         """
         unfinished = decoder.unfinished()
         decoder.prepared.drop_stored(each.key for each in unfinished)
@@ -103,7 +106,10 @@ class StoredTransactions:
             self._known = None
         self._captured_through = window.end
         if decoder.prepared.ended:
-            self._zone.prepared.remove_ended(window.epoch, window.end)
+            try:
+                self._zone.prepared.remove_ended(window.epoch, window.end)
+            except PgcdcError as error:
+                _logger.warning("Ended prepared transactions are removed later. %s", error)
             failpoints.reach(failpoints.AFTER_PREPARED_REMOVAL)
 
     def _read(self) -> dict[tuple[int, str], PreparedTransaction]:
@@ -134,7 +140,8 @@ def two_phase_options(
             raise ConfigurationError(
                 reason=f"Another program has switched on two_phase of replication slot "
                 f"{status.slot}: rows of transactions that were prepared before may be missing. "
-                "Nothing was confirmed. Run pgcdc renew, which takes new snapshots."
+                f"Nothing was confirmed. Run {renewal_command(zone.name)}, which takes new "
+                "snapshots."
             )
         begin_two_phase(conn, zone, epoch)
     return replace(options, two_phase=True)

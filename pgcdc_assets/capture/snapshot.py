@@ -45,6 +45,7 @@ from pgcdc_assets.capture.snapshot_pool import (
     SnapshotPool,
     SnapshotReport,
 )
+from pgcdc_assets.capture.source_checks import check_server_timeline
 from pgcdc_assets.capture.table_copy import SnapshotProgress, ignore_progress
 from pgcdc_assets.errors import (
     ConfigurationError,
@@ -52,6 +53,7 @@ from pgcdc_assets.errors import (
     PgcdcError,
     SlotBusy,
     TransientError,
+    renewal_command,
 )
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.policies import SlotPolicy, SnapshotPolicy
@@ -74,7 +76,7 @@ from pgcdc_assets.postgres.slots import (
     slot_taken_error,
 )
 from pgcdc_assets.postgres.standby_snapshot import check_standby
-from pgcdc_assets.postgres.timelines import check_timeline, server_timeline
+from pgcdc_assets.postgres.timelines import server_timeline
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.table_name import TableName
 
@@ -225,7 +227,7 @@ def establish_epoch(
             with server_timeline(settings) as server:
                 identity = replace(identity, timeline=server.number)
         # The publication must exist before the slot: decoding reads it as of the WAL position.
-        read_publication(conn, publication, tables)
+        read_publication(conn, publication, tables, renewal_command(zone.name))
 
         def find() -> tuple[Epoch | None, SlotStatus | None]:
             known = zone.epochs.check_source(
@@ -236,10 +238,9 @@ def establish_epoch(
                 _check_slot(status, slot, identity, zone, known)
             if known is not None:
                 check_restore(read_row(conn, slot_policy.heartbeat, status), zone, known.epoch)
-                through, timeline = zone.captured_on(known)
-                if identity.in_recovery or timeline != identity.timeline:
+                if identity.in_recovery or zone.captured_on(known)[1] != identity.timeline:
                     with server_timeline(settings) as server:
-                        check_timeline(zone.changes.table.uri, timeline, through, server)
+                        check_server_timeline(zone, server)
             return known, status
 
         known, _ = find()

@@ -220,7 +220,7 @@ class SnapshotPool:
     def report(self, copy: TableCopy, age: SnapshotAge) -> SnapshotReport:
         """Commit a table's files, and return the report with the age of the snapshot."""
         failpoints.reach(failpoints.BEFORE_COPY_COMMIT)
-        row_count = copy.landing.commit(self.snapshot.taken_at)
+        row_count = copy.landing.commit(self.snapshot.taken_at, self.snapshot.timeline)
         failpoints.reach(failpoints.AFTER_COPY_COMMIT)
         if copy.new_ranges or copy.landed:
             self.zone.ranges.remove(self.epoch, copy.name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pgcdc_assets.errors import ConfigurationError, RawZoneError, SlotBusy
+from pgcdc_assets.errors import ConfigurationError, RawZoneError, SlotBusy, renewal_command
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.publication import read_publication
@@ -65,15 +65,21 @@ def check_publication(conn: Connection, zone: RawZone, publication: str) -> None
         read_publication(conn, publication)
     except ConfigurationError:
         copies = zone.snapshots.complete_snapshots()
-        read_publication(conn, publication, [copy.name for copy in copies])
+        tables = [copy.name for copy in copies]
+        read_publication(conn, publication, tables, renewal_command(zone.name))
 
 
 def check_server_timeline(zone: RawZone, server: ServerTimeline) -> None:
-    """Raise an error for a server that has lost captured WAL, before the stream starts."""
+    """Raise an error for a server that has lost the WAL of captured changes or of a snapshot.
+
+    Raises:
+        RawZoneError, DefiniteError, OSError: as `check_timeline`.
+    """
     epoch = zone.epochs.latest()
     assert epoch is not None
-    through, timeline = zone.captured_on(epoch)
-    check_timeline(zone.changes.table.uri, timeline, through, server)
+    if zone.captured_on(epoch)[1] != server.number:
+        for through, timeline in zone.used_timelines(epoch):
+            check_timeline(zone.changes.table.uri, timeline, through, server)
 
 
 def is_behind(conn: Connection, slot: str, captured_through: Lsn) -> bool:

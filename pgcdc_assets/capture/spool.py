@@ -206,7 +206,8 @@ def _remove_leftovers(common: Path) -> None:
     for folder in common.iterdir():
         if folder.is_symlink() or not folder.is_dir():
             continue
-        with contextlib.suppress(BlockingIOError, PermissionError):
+        # Its process may remove the folder at the same time.
+        with contextlib.suppress(BlockingIOError, PermissionError, FileNotFoundError):
             with (folder / _LOCK).open("ab") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)

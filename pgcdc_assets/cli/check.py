@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.capture.slot_owner import check_owner, check_restore, read_row, sync_remedy
+from pgcdc_assets.capture.source_checks import check_server_timeline
 from pgcdc_assets.cli.output import complain
 from pgcdc_assets.errors import (
     ConfigurationError,
@@ -31,7 +32,7 @@ from pgcdc_assets.postgres.preflight.slot_primary import check_slot_primary
 from pgcdc_assets.postgres.preflight.snapshot_standby import check_snapshot_standby
 from pgcdc_assets.postgres.slot_health import SlotProblem, slot_health
 from pgcdc_assets.postgres.slots import read_server_identity, read_slot_status
-from pgcdc_assets.postgres.timelines import check_timeline, server_timeline
+from pgcdc_assets.postgres.timelines import server_timeline
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.table_list import ListedState
@@ -123,10 +124,9 @@ def check_capture(
         relation_ids=known,
     )
     if epoch is not None:
-        through, timeline = zone.captured_on(epoch)
         try:
             with server_timeline(settings) as server:
-                check_timeline(zone.changes.table.uri, timeline, through, server)
+                check_server_timeline(zone, server)
         except DefiniteError as error:
             findings.append(Finding("timeline", "error", str(error)))
         except (ConfigurationError, TransientError):

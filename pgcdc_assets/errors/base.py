@@ -17,8 +17,7 @@ def resnapshot_remedy(capture: str, *tables: str) -> str:
 
 def renewal_command(capture: str) -> str:
     """Return the command that begins a new epoch."""
-    name = () if capture == UNKNOWN_CAPTURE else ("--name", capture)
-    return shlex.join(["pgcdc", "renew", *name])
+    return shlex.join(["pgcdc", "renew", "--name", capture])
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))

@@ -164,10 +164,14 @@ class StepKeys:
     checks: Iterable[str] = ()
     own: dict[dg.AssetKey, dg.AssetKey] = field(default_factory=dict)
 
+    def output(self, layer: str, table: CdcTable) -> str:
+        """Return the name of the output of a table's asset."""
+        names = (self.capture, layer, table.schema, table.table)
+        return output_name(names, tuple(self.checks))
+
     def key(self, layer: str, table: CdcTable, own: dg.AssetKey) -> dg.AssetKey:
         """Return the temporary key of a table's asset."""
-        names = (self.capture, layer, table.schema, table.table)
-        key = dg.AssetKey([output_name(names, tuple(self.checks))])
+        key = dg.AssetKey([self.output(layer, table)])
         self.own[key] = own
         return key
 

@@ -19,7 +19,7 @@ from psycopg import ProgrammingError as InvalidConninfo
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.errors import UNKNOWN_CAPTURE, ConfigurationError, renewal_command
 from pgcdc_assets.postgres.errors import connection_failure, statement_failure
 
 # The type of an ordinary SQL connection, for rooms that do not know the driver.
@@ -129,6 +129,11 @@ class ConnectionSettings:
         known, user = self._known_parameters(), self.role
         host = known.get("host") or known.get("hostaddr") or "the local socket"
         return f"{known.get('dbname') or user} on {host}:{known.get('port', '5432')} as {user}"
+
+    @property
+    def renewal(self) -> str:
+        """The command that begins a new epoch of the capture."""
+        return renewal_command(self.name or UNKNOWN_CAPTURE)
 
     def _known_parameters(self) -> dict[str, str]:
         """Return libpq's defaults and the parameters in the connection string."""

@@ -52,7 +52,8 @@ declare
   later text;
 begin
   select pg_export_snapshot() as name, pg_current_snapshot()::text as visible,
-         pg_current_wal_insert_lsn()::text as lsn, statement_timestamp()::text as taken_at
+         pg_current_wal_insert_lsn()::text as lsn, statement_timestamp()::text as taken_at,
+         ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int as timeline
     into made;
   with recursive tree (oid) as (
     select unnest('{{{oids}}}'::oid[])
@@ -71,7 +72,7 @@ begin
   select pg_current_snapshot()::text into later;
   perform set_config('pgcdc.snapshot', json_build_object(
     'name', made.name, 'lsn', made.lsn, 'taken_at', made.taken_at,
-    'writers', writers, 'is_same', later = made.visible)::text, false);
+    'timeline', made.timeline, 'writers', writers, 'is_same', later = made.visible)::text, false);
 end
 $pgcdc$;
 select current_setting('pgcdc.snapshot');
@@ -148,9 +149,9 @@ def _attempt(conn: Connection, table_ids: Collection[int]) -> ExportedSnapshot |
         cursor.execute("select %s::timestamptz", (found["taken_at"],))
         clock = cursor.fetchone()
         assert clock is not None
-    return ExportedSnapshot(
-        "", Lsn.parse(found["lsn"]), found["name"], clock[0], frozenset(table_ids)
-    )
+    start, name = Lsn.parse(found["lsn"]), found["name"]
+    timeline = found["timeline"]
+    return ExportedSnapshot("", start, name, clock[0], frozenset(table_ids), timeline)
 
 
 def _is_flushed(conn: Connection, lsn: Lsn) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.errors import UNKNOWN_CAPTURE, ConfigurationError, renewal_command
 from pgcdc_assets.protocol.table_definition import Membership
 from pgcdc_assets.table_name import TableName, quoted
 
@@ -208,7 +208,10 @@ class Member:
 
 
 def read_publication(
-    conn: Connection, publication: str, tables: Iterable[TableName] = ()
+    conn: Connection,
+    publication: str,
+    tables: Iterable[TableName] = (),
+    renewal: str = renewal_command(UNKNOWN_CAPTURE),
 ) -> Publication:
     """Return a publication's options.
 
@@ -216,6 +219,7 @@ def read_publication(
         conn: a connection to the source database.
         publication: the publication's name.
         tables: (schema, table) of the declared tables, for the error's remedy.
+        renewal: the command that begins a new epoch, for the error's remedy.
 
     Raises:
         ConfigurationError: the database has no publication of this name.
@@ -235,7 +239,7 @@ def read_publication(
                 f"{create_publication_sql(publication, tables)}. If the publication was renamed, "
                 "give it this name again: alter publication NAME rename to "
                 f"{quoted(publication)}. If tables were changed while no publication had this "
-                "name, begin a new epoch with pgcdc renew."
+                f"name, begin a new epoch with {renewal}."
             )
     return Publication(publication, *row)
 

@@ -37,6 +37,7 @@ from pgcdc_assets.postgres.connection import (
 from pgcdc_assets.postgres.errors import connection_failure, statement_failure
 from pgcdc_assets.postgres.recovery_conflicts import CONFLICTS, conflict_error, is_hot_standby
 from pgcdc_assets.postgres.standby_slot_creation import StandbyCreation
+from pgcdc_assets.postgres.wal import PRIMARY_TIMELINE_SQL
 from pgcdc_assets.table_name import quoted
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class ExportedSnapshot:
         snapshot_name: argument of SET TRANSACTION SNAPSHOT.
         taken_at: the server's clock before the creation; later commits have later times.
         table_ids: OIDs of the tables for which the LSN is exact; None: all tables.
+        timeline: the timeline of the LSN; None: of a standby, not known.
     """
 
     slot: str
@@ -63,6 +65,7 @@ class ExportedSnapshot:
     snapshot_name: str
     taken_at: dt.datetime
     table_ids: frozenset[int] | None = None
+    timeline: int | None = None
 
     def is_exact_for(self, table_ids: Iterable[int]) -> bool:
         """Return whether the LSN is exact for tables."""
@@ -189,7 +192,7 @@ def create_slot(
         standby = None
         try:
             lift_transaction_timeout(connection)
-            cursor.execute("select clock_timestamp()")
+            cursor.execute(f"select clock_timestamp(), {PRIMARY_TIMELINE_SQL}")
             clock = cursor.fetchone()
             if is_hot_standby(connection):
                 standby = StandbyCreation(connection, settings)
@@ -202,7 +205,9 @@ def create_slot(
             failure = None if standby is None else standby.failure(slot)
             raise failure or _creation_failure(settings, slot, error) from error
         assert row is not None and clock is not None
-        yield ExportedSnapshot(slot, Lsn.parse(row[1]), row[2] or "", clock[0])
+        taken_at, timeline = clock
+        start, name = Lsn.parse(row[1]), row[2] or ""
+        yield ExportedSnapshot(slot, start, name, taken_at, timeline=timeline)
 
 
 @contextlib.contextmanager

@@ -80,7 +80,9 @@ def has_publication_gap(
             return True
         if error.sqlstate in (_OBJECT_IN_USE, _QUERY_CANCELED):
             return False
-        raise stream_failure(settings.describe(), status.slot, publication, error) from None
+        raise stream_failure(
+            settings.describe(), status.slot, publication, error, settings.renewal
+        ) from None
     return False
 
 

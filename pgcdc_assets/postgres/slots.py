@@ -19,7 +19,7 @@ from pgcdc_assets.postgres.slot_creation import (
     ExportedSnapshot,
     create_slot,
 )
-from pgcdc_assets.postgres.wal import CURRENT_LSN_SQL, read_current_lsn
+from pgcdc_assets.postgres.wal import CURRENT_LSN_SQL, PRIMARY_TIMELINE_SQL, read_current_lsn
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -76,10 +76,9 @@ select s.slot_name, s.plugin, s.slot_type, s.database, s.temporary, s.active_pid
  where s.slot_name = %s
 """
 
-_IDENTITY = """
+_IDENTITY = f"""
 select s.system_identifier::text,
-       case when pg_is_in_recovery() then p.timeline_id
-            else ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int end,
+       coalesce({PRIMARY_TIMELINE_SQL}, p.timeline_id),
        current_database(), current_setting('server_version_num')::int, pg_is_in_recovery()
   from pg_control_system() s, pg_control_checkpoint() p
 """

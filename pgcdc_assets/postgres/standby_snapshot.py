@@ -294,4 +294,4 @@ class _Proof:
                 f"{after} is not that of {self.primary.describe()}: the two servers were copied "
                 "from one, and were written to since. Name a standby of the capture's server."
             )
-        return ExportedSnapshot("", after, name, self.mark.taken_at)
+        return ExportedSnapshot("", after, name, self.mark.taken_at, timeline=self.timeline)

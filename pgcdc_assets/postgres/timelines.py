@@ -19,7 +19,13 @@ from dataclasses import dataclass
 
 from psycopg import pq
 
-from pgcdc_assets.errors import ConnectionLost, DefiniteError, RawZoneError
+from pgcdc_assets.errors import (
+    UNKNOWN_CAPTURE,
+    ConnectionLost,
+    DefiniteError,
+    RawZoneError,
+    renewal_command,
+)
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.libpq import execute, open_session
@@ -35,14 +41,18 @@ class ServerTimeline:
         number: the timeline's number.
         conn: an open replication connection to the server.
         timeout_seconds: time limit of one command.
+        renewal: the command that begins a new epoch, for errors.
     """
 
     number: int
     conn: pq.abc.PGconn
     timeout_seconds: float
+    renewal: str = renewal_command(UNKNOWN_CAPTURE)
 
     @classmethod
-    def read(cls, conn: pq.abc.PGconn, timeout_seconds: float) -> ServerTimeline:
+    def read(
+        cls, settings: ConnectionSettings, conn: pq.abc.PGconn, timeout_seconds: float
+    ) -> ServerTimeline:
         """Read the timeline by IDENTIFY_SYSTEM.
 
         Raises:
@@ -51,7 +61,8 @@ class ServerTimeline:
         found = execute(conn, b"IDENTIFY_SYSTEM", timeout_seconds)
         if found.status != pq.ExecStatus.TUPLES_OK:
             raise OSError(found.get_error_message())
-        return cls(int(found.get_value(0, 1) or b"0"), conn, timeout_seconds)
+        number = int(found.get_value(0, 1) or b"0")
+        return cls(number, conn, timeout_seconds, settings.renewal)
 
     def switches(self) -> dict[int, Lsn]:
         """Return the LSN at which each earlier timeline ended, by timeline.
@@ -69,7 +80,7 @@ class ServerTimeline:
             raise DefiniteError(
                 reason=f"The server is on timeline {self.number} and does not have the history "
                 f"file of this timeline ({reason}), so captured WAL may be missing from the "
-                "server. Restore the file, or begin a new epoch with pgcdc renew."
+                f"server. Restore the file, or begin a new epoch with {self.renewal}."
             )
         return parse_history((found.get_value(0, 1) or b"").decode(errors="replace"))
 
@@ -98,7 +109,7 @@ def server_timeline(settings: ConnectionSettings) -> Iterator[ServerTimeline]:
     """
     conn = open_session(settings, "check", replication=True)
     try:
-        yield ServerTimeline.read(conn, _START_SECONDS)
+        yield ServerTimeline.read(settings, conn, _START_SECONDS)
     except OSError as error:
         raise ConnectionLost(
             server=settings.describe(), doing="asking for the timeline", reason=str(error)
@@ -133,8 +144,24 @@ def check_timeline(
             reason=f"captured through {captured_through} on timeline {captured_on}, but "
             f"{reason}. The server was restored from a backup, or replaced by a standby that had "
             "not received all WAL: the server may not have the captured changes. Nothing was "
-            "confirmed. Begin a new epoch with pgcdc renew.",
+            f"confirmed. Begin a new epoch with {server.renewal}.",
         )
+
+
+def find_shared_end(
+    captured_on: int | None, captured_through: Lsn, server: ServerTimeline
+) -> Lsn:
+    """Return the LSN through which a server's history contains the captured WAL.
+
+    For the arguments and further errors see `check_timeline`.
+
+    Raises:
+        DefiniteError: the server does not have the history file.
+    """
+    if captured_on in (None, server.number):
+        return captured_through
+    end = server.switches().get(captured_on or 0, Lsn(0))
+    return min(captured_through, end)
 
 
 def _lost_wal(

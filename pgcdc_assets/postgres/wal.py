@@ -29,6 +29,12 @@ CURRENT_LSN_SQL = (
     " else pg_current_wal_flush_lsn() end"
 )
 
+# NULL on a standby, whose control file shows the timeline of its last checkpoint.
+PRIMARY_TIMELINE_SQL = (
+    "case when not pg_is_in_recovery()"
+    " then ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int end"
+)
+
 # At a page boundary the insert position includes the new page's header, and the flushed position
 # does not (SizeOfXLogLongPHD in src/include/access/xlog_internal.h).
 _PAGE_HEADER_BYTES = 40

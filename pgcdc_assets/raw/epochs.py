@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
-from pgcdc_assets.errors import RawZoneError, TransientError
+from pgcdc_assets.errors import RawZoneError, TransientError, renewal_command
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.newest_versions import NewestVersions
 from pgcdc_assets.raw.scan import data_files, scan
@@ -26,6 +28,8 @@ class Epoch:
         timeline: the server's timeline at the start of the epoch.
         server_version: `server_version_num`.
         created_at: time of the epoch's start.
+        shared_through: LSN through which the server has the WAL of the epochs before; None: all of
+            it. 0 if the server has lost WAL, and it is not known from where on.
     """
 
     epoch: int
@@ -37,6 +41,7 @@ class Epoch:
     timeline: int
     server_version: int
     created_at: dt.datetime
+    shared_through: Lsn | None = None
 
 
 _EPOCHS = NewestVersions[tuple[Epoch, ...]](100)
@@ -64,7 +69,7 @@ class EpochLog:
             return None
         names = [f.name for f in fields(Epoch)]
         epochs = [
-            Epoch(**{**row, "start_lsn": Lsn(row["start_lsn"])})
+            _epoch(row)
             for batch in scan(self.table, data_files(loaded), names)
             for row in batch.to_pylist()
         ]
@@ -130,10 +135,20 @@ class EpochLog:
                 raw_zone=self.table.uri,
                 reason=f"the lake was filled from {_source(*found)}, not from "
                 f"{_source(slot, database, system_identifier)}. If the same data was moved, such "
-                "as by dump and restore, begin a new epoch with pgcdc renew; otherwise give this "
-                "capture another lake or another name.",
+                f"as by dump and restore, begin a new epoch with {renewal_command(self.capture)}; "
+                "otherwise give this capture another lake or another name.",
             )
         return latest
+
+
+def _epoch(row: Mapping[str, Any]) -> Epoch:
+    # Early releases did not write `shared_through`.
+    shared = row["shared_through"]
+    lsns = {
+        "start_lsn": Lsn(row["start_lsn"]),
+        "shared_through": None if shared is None else Lsn(shared),
+    }
+    return Epoch(**{**row, **lsns})
 
 
 def _source(slot: str, database: str, system_identifier: str) -> str:

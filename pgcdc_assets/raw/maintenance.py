@@ -118,7 +118,13 @@ def _shorten(
     if epoch is not None:
         zone.prepared.remove_ended(epoch.epoch, zone.captured_on(epoch)[0])
     shorten_log(changes.table.lake, changes.table.uri, table)
-    logs = (changes.window_index, zone.definitions, zone.table_list, zone.prepared)
+    logs = (
+        changes.window_index,
+        zone.definitions,
+        zone.table_list,
+        zone.prepared,
+        zone.ranges,
+    )
     for other in (each.table for each in logs):
         loaded = other.load()
         if loaded is not None:

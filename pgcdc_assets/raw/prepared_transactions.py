@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgcdc_assets.errors import RawZoneError, TransientError
+from pgcdc_assets.errors import RawZoneError, TransientError, renewal_command
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.open_transaction import OpenTransaction, StreamedRelation
 from pgcdc_assets.protocol.prepared_transactions import PreparedKey, PreparedTransaction
@@ -282,8 +282,8 @@ class PreparedStore:
             raise RawZoneError(
                 raw_zone=self.table.uri,
                 reason=f"rows of the prepared transaction {key.gid!r} (xid {key.xid}), prepared at "
-                f"{key.lsn}, are missing, and the server does not send them again. Run pgcdc "
-                "renew, which takes new snapshots.",
+                f"{key.lsn}, are missing, and the server does not send them again. Run "
+                f"{renewal_command(self.capture)}, which takes new snapshots.",
             )
 
 

@@ -1,8 +1,9 @@
 """`raw/ranges`: the ranges of large tables that were read for snapshots which are not complete.
 
 The rows of a range are in data files in the folder of `raw/snapshots` that no log entry of
-`raw/snapshots` names yet. A table has one file here, which each range replaces. The commit that
-completes the table's snapshot names the data files, and then the table's file here is removed.
+`raw/snapshots` names yet. A table has few files here, of which a new range replaces the small ones.
+The commit that completes the table's snapshot names the data files, and then the table's files here
+are removed.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ class RangeStore:
         """
         for _ in range(_ATTEMPTS):
             loaded = self.table.load_or_create()
-            old = _files_of(loaded, landed.epoch, landed.name)
+            joined = _files_to_join(_files_of(loaded, landed.epoch, landed.name))
             partition = {
                 "epoch": str(landed.epoch),
                 "schema": landed.schema,
@@ -166,9 +167,9 @@ class RangeStore:
             }
             if self.table.commit_rows(
                 loaded,
-                [_row(each) for each in [*self._read(old), landed]],
+                [_row(each) for each in [*self._read(joined), landed]],
                 partition_values=partition,
-                removed=removals(old),
+                removed=removals(joined),
                 app_id=self._app_id(landed.epoch, landed.name),
                 app_version=loaded.version() + 1,
             ):
@@ -223,6 +224,23 @@ def _files_of(loaded: DeltaTable, epoch: int, name: TableName) -> list[DataFile]
         return (int(part["epoch"]), part["schema"], part["table"]) == (epoch, *name)
 
     return [file for file in data_files(loaded) if is_own(file)]
+
+
+def _files_to_join(files: Iterable[DataFile]) -> list[DataFile]:
+    """Return the files of a table that a new range replaces, because it joins their ranges.
+
+    A file is joined if it has no more ranges than the new file would have without it. A table of n
+    ranges therefore has log2(n) files at most, and a range is written as many times. In a single
+    file, each of n ranges would be written up to n times.
+    """
+    joined: list[DataFile] = []
+    count = 1
+    for file in sorted(files, key=lambda file: file.row_count):
+        if file.row_count > count:
+            break
+        joined.append(file)
+        count += file.row_count
+    return joined
 
 
 def _row(landed: LandedRange) -> dict[str, object]:

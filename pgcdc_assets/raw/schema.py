@@ -118,6 +118,7 @@ EPOCHS = pa.schema(
         pa.field("timeline", pa.int32(), nullable=False),
         pa.field("server_version", pa.int32(), nullable=False),
         pa.field("created_at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("shared_through", pa.int64()),
     ]
 )
 

@@ -15,6 +15,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -198,17 +199,26 @@ class SnapshotStore:
 
     def times(self) -> dict[SnapshotIdentity, dt.datetime]:
         """Return the times of the snapshots whose commits recorded the time."""
+        found = self._recorded("taken_at")
+        return {key: dt.datetime.fromisoformat(taken_at) for key, taken_at in found.items()}
+
+    def timelines(self, epoch: int) -> dict[int, Lsn]:
+        """Return the newest snapshot of an epoch on each timeline that a commit has recorded."""
+        newest: dict[int, Lsn] = {}
+        for (of_epoch, lsn, *_), timeline in self._recorded("timeline").items():
+            if of_epoch == epoch:
+                newest[timeline] = max(lsn, newest.get(timeline, lsn))
+        return newest
+
+    def _recorded(self, name: str) -> dict[SnapshotIdentity, Any]:
         loaded = self.table.newest()
-        if loaded is None:
-            return {}
-        times = {}
-        entries = self.table.entries(loaded, 1)
+        entries = [] if loaded is None else self.table.entries(loaded, 1)
+        found = {}
         for record in (record for entry in entries for record in entry.records):
-            if record.get("taken_at"):
+            if record.get(name):
                 epoch, schema, table = record["copy"]
-                key = (epoch, Lsn.parse(record["snapshot_lsn"]), schema, table)
-                times[key] = dt.datetime.fromisoformat(record["taken_at"])
-        return times
+                found[epoch, Lsn.parse(record["snapshot_lsn"]), schema, table] = record[name]
+        return found
 
     def find(self, snapshot: Snapshot, loaded: DeltaTable | None = None) -> Snapshot | None:
         """Find the complete snapshot with the same identity.
@@ -275,11 +285,12 @@ class SnapshotLanding:
         self._files += files
         return files
 
-    def commit(self, taken_at: dt.datetime | None = None) -> int:
+    def commit(self, taken_at: dt.datetime | None = None, timeline: int | None = None) -> int:
         """Commit the snapshot, and return its row count.
 
         Args:
             taken_at: time of the snapshot by the source's clock; None: unknown.
+            timeline: the server's timeline at the LSN of the snapshot; None: unknown.
 
         Raises:
             TransientError: the log cannot be written, or another process copied the same table at
@@ -319,6 +330,7 @@ class SnapshotLanding:
                     "copy": [snapshot.epoch, snapshot.schema, snapshot.table],
                     "snapshot_lsn": str(snapshot.snapshot_lsn),
                     "taken_at": taken_at and taken_at.isoformat(),
+                    "timeline": timeline,
                 },
             )
         except CommitRefused as refusal:

@@ -51,9 +51,29 @@ class RawZone:
         end, timeline = self.changes.captured_on(epoch.epoch)
         return (epoch.start_lsn, epoch.timeline) if end is None else (end, timeline)
 
-    def source_relations(self, epoch: int) -> SourceRelations:
-        """Read which relations are behind the declared tables of an epoch."""
-        snapshots = self.snapshots.complete_snapshots(epoch)
+    def used_timelines(self, epoch: Epoch) -> list[tuple[Lsn, int | None]]:
+        """Return the ends of the WAL that an epoch has used, each with its timeline.
+
+        A snapshot may be newer than the newest window.
+        """
+        snapshots = [
+            (lsn, timeline)
+            for store in (self.snapshots, self.partial_snapshots)
+            for timeline, lsn in store.timelines(epoch.epoch).items()
+        ]
+        return [self.captured_on(epoch), *snapshots]
+
+    def source_relations(self, epoch: int, through: Lsn | None = None) -> SourceRelations:
+        """Read which relations are behind the declared tables of an epoch.
+
+        Args:
+            through: use no later snapshots; None: all snapshots.
+        """
+        snapshots = [
+            snapshot
+            for snapshot in self.snapshots.complete_snapshots(epoch)
+            if through is None or snapshot.snapshot_lsn <= through
+        ]
         return SourceRelations(epoch, snapshots, self.relations.versions(epoch))
 
     def record_events(self, epoch: int, events: Sequence[SchemaEvent]) -> list[SchemaEvent]:
@@ -73,15 +93,22 @@ class RawZone:
     def followed_ids(self) -> dict[TableName, int]:
         """Return the OID of each declared table with a snapshot, by the declared name.
 
-        A new epoch has no snapshots yet. An earlier epoch of the same cluster has the same OIDs.
+        A new epoch has no snapshots yet. An earlier epoch of the same cluster has the same OIDs,
+        through the WAL that the server still has: a restored server may give the OIDs of later
+        tables to other tables.
         """
         epochs = self.epochs.all()
         events = self.schema_events.read()
         known: dict[TableName, int] = {}
-        for epoch in epochs:
-            if epoch.system_identifier == epochs[-1].system_identifier:
-                relations = self.source_relations(epoch.epoch)
-                known |= relations.followed_ids(relations.tables, events)
+        through: Lsn | None = None
+        for epoch in reversed(epochs):
+            if epoch.system_identifier != epochs[-1].system_identifier:
+                continue
+            relations = self.source_relations(epoch.epoch, through)
+            shared = [event for event in events if through is None or event.lsn <= through]
+            known = relations.followed_ids(relations.tables, shared) | known
+            limits = (through, epoch.shared_through)
+            through = min((limit for limit in limits if limit is not None), default=None)
         return known
 
     def app_id(self, epoch: int) -> str:

@@ -25,6 +25,10 @@ FILL = "pgcdc.fill"
 # The relation that the rows follow.
 FOLLOWED = "pgcdc.followed"
 
+# The columns by which a table was clustered before its columns were rewritten.
+CLUSTERING = "pgcdc.clustering"
+
+# The notes of rows that are still to follow.
 NOTES = (FILL, FOLLOWED)
 
 

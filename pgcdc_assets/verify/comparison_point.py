@@ -13,14 +13,14 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pgcdc_assets.capture.source_checks import check_server_timeline
 from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.copy import hold_snapshot
 from pgcdc_assets.postgres.slot_creation import create_slot
 from pgcdc_assets.postgres.slots import read_server_identity
-from pgcdc_assets.postgres.timelines import check_timeline, server_timeline
-from pgcdc_assets.raw.epochs import Epoch
+from pgcdc_assets.postgres.timelines import server_timeline
 from pgcdc_assets.raw.zone import RawZone
 
 _POLL_SECONDS = 0.5
@@ -61,7 +61,7 @@ def source_moment(settings: ConnectionSettings, zone: RawZone, slot: str) -> Ite
             reason=f"Nothing is captured for {zone.name} yet, so there is nothing to compare. Run "
             "`pgcdc sync`."
         )
-    _check_source(settings, zone, slot, epoch)
+    _check_source(settings, zone, slot)
     marker = f"{slot[:43]}_verify_{uuid.uuid4().hex[:8]}"
     with contextlib.ExitStack() as stack:
         with create_slot(settings, marker, temporary=True) as made:
@@ -69,7 +69,7 @@ def source_moment(settings: ConnectionSettings, zone: RawZone, slot: str) -> Ite
         yield Moment(epoch.epoch, made.consistent_point, name)
 
 
-def _check_source(settings: ConnectionSettings, zone: RawZone, slot: str, epoch: Epoch) -> None:
+def _check_source(settings: ConnectionSettings, zone: RawZone, slot: str) -> None:
     """Check that the LSNs of the server are those of the lake, as a capture does.
 
     Raises:
@@ -80,9 +80,8 @@ def _check_source(settings: ConnectionSettings, zone: RawZone, slot: str, epoch:
     zone.epochs.check_source(
         slot=slot, database=server.database, system_identifier=server.system_identifier
     )
-    through, timeline = zone.captured_on(epoch)
     with server_timeline(settings) as found:
-        check_timeline(zone.changes.table.uri, timeline, through, found)
+        check_server_timeline(zone, found)
 
 
 def wait_captured(zone: RawZone, moment: Moment, limit_seconds: float) -> None:

@@ -23,7 +23,12 @@ from pgcdc_assets.errors import RawZoneError, SlotMissing
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.policies import HeartbeatPolicy
 from pgcdc_assets.postgres.heartbeat import create_table_sql
-from pgcdc_assets.postgres.timelines import ServerTimeline, check_timeline, parse_history
+from pgcdc_assets.postgres.timelines import (
+    ServerTimeline,
+    check_timeline,
+    find_shared_end,
+    parse_history,
+)
 from pgcdc_assets.postgres.wal import read_barrier
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
@@ -279,12 +284,20 @@ def test_after_a_failover_to_a_standby_without_the_slot_the_capture_stops_until_
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(
-    "version", [18, *(pytest.param(older, marks=pytest.mark.soak) for older in (17, 16, 15, 14))]
+    ("version", "is_snapshot"),
+    [
+        (18, False),
+        (18, True),
+        *(pytest.param(older, False, marks=pytest.mark.soak) for older in (17, 16, 15, 14)),
+    ],
 )
 def test_after_a_failover_that_lost_captured_wal_the_capture_stops_until_it_is_renewed(
-    pair: Pair, zone: RawZone, version: int
+    pair: Pair, zone: RawZone, version: int, is_snapshot: bool
 ) -> None:
     """B16: after the new primary has written more WAL, its position does not show the loss.
+
+    The WAL of a window or of a snapshot is lost. Changes of the new primary below the LSN of the
+    snapshot would not be merged.
 
     Before 17, an operator creates the slot on the new primary, below the captured range.
     """
@@ -296,8 +309,15 @@ def test_after_a_failover_that_lost_captured_wal_the_capture_stops_until_it_is_r
     pair.old.execute(
         "insert into t values (2); create table more as select generate_series(1, 9999)"
     )
-    _capture(pair.old, zone)
-    through = zone.changes.captured_through(1)
+    if is_snapshot:
+        [taken] = snapshot_tables(
+            pair.old.settings(), zone, SLOT, "pub", [TableName("public", "t")]
+        )
+        through: Lsn | None = taken.snapshot_lsn
+    else:
+        _capture(pair.old, zone)
+        through = zone.changes.captured_through(1)
+    captured = [1] if is_snapshot else [1, 2]
     pair.primary.kill()
     pair.standby.start()
     pair.promote()
@@ -310,21 +330,23 @@ def test_after_a_failover_that_lost_captured_wal_the_capture_stops_until_it_is_r
     pair.new.execute("insert into t select generate_series(100, 20000)")
     assert _flush_lsn(pair.new) > through
 
-    with pytest.raises(RawZoneError, match=r"timeline 1.*timeline 2 now.*pgcdc renew"):
+    with pytest.raises(RawZoneError, match=r"timeline 1.*timeline 2 now.*renew --name test"):
         _capture(pair.new, zone)
     with pytest.raises(RawZoneError, match="pgcdc renew"):
         snapshot_tables(pair.new.settings(), zone, SLOT, "pub", [TableName("public", "t")])
     assert _errors(pair.new, zone) == ["timeline"]
     assert _confirmed(pair.new) == before
-    assert _ids(zone) == [1, 2]
+    assert _ids(zone) == captured
 
     renewed = renew_epoch(pair.new.settings(), zone, SLOT, "pub")
     assert (renewed.epoch, renewed.timeline) == (2, 2)
+    assert renewed.shared_through is not None
+    assert Lsn(0) < renewed.shared_through < through
     [report] = snapshot_tables(pair.new.settings(), zone, SLOT, "pub")
     assert report.row_count == 1 + 19901
     pair.new.execute("insert into t values (50000)")
     _capture(pair.new, zone)
-    assert _ids(zone) == [1, 2, 50000]
+    assert _ids(zone) == [*captured, 50000]
     assert _errors(pair.new, zone) == []
 
 
@@ -366,8 +388,11 @@ def test_a_timeline_history_shows_whether_it_contains_captured_wal(
     captured_on: int | None, through: str, is_fine: bool
 ) -> None:
     server = _Recorded(3, None, 1.0)  # type: ignore[arg-type]
+    shared = find_shared_end(captured_on, Lsn.parse(through), server)
     if is_fine:
         check_timeline("raw", captured_on, Lsn.parse(through), server)
+        assert shared == Lsn.parse(through)
         return
+    assert shared == parse_history(_HISTORY).get(captured_on or 0, Lsn(0))
     with pytest.raises(RawZoneError, match=f"through {through} on timeline {captured_on}"):
         check_timeline("raw", captured_on, Lsn.parse(through), server)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pgcdc_assets import failpoints
 from pgcdc_assets.capture.limits import CaptureLimits
 from pgcdc_assets.capture.progress import Notice, Report
 from pgcdc_assets.capture.session import CaptureSession
@@ -290,6 +291,32 @@ def test_an_earlier_heartbeat_shows_a_restored_source(beating: Capturing) -> Non
     assert beating.texts("t") == [["1"]]
     [error] = _findings(beating, "owner", HeartbeatPolicy(table=str(TABLE)))
     assert "restored" in error
+
+
+def test_a_repeated_landing_records_the_heartbeat_of_its_first_attempt(
+    beating: Capturing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = HeartbeatPolicy(seconds=3600, table=str(TABLE))
+    limits = CaptureLimits(resume_seconds=60, heartbeat=policy)
+    table_id = beating.database.value("select %s::regclass::oid::bigint", (NAME,))
+    lost: list[int] = []
+
+    def lose_connections(name: str) -> None:
+        if name == failpoints.BEFORE_DELTA_COMMIT and not lost:
+            lost.extend(pid for pid, _ in beating.sessions())
+            for pid in lost:
+                beating.database.value("select pg_terminate_backend(%s)", (pid,))
+
+    with _session(beating, limits, []) as session:
+        session.land(beating.window())
+        number = _heartbeat(beating)
+        assert beating.zone.changes.captured_heartbeat(1, table_id) is None
+        monkeypatch.setattr(failpoints, "reach", lose_connections)
+        session.land(beating.window())
+        assert lost
+        assert beating.zone.changes.captured_heartbeat(1, table_id) == number
+        session.land(beating.window())
+        assert beating.zone.changes.captured_heartbeat(1, table_id) == number + 1
 
 
 def test_an_edited_reloaded_or_missing_heartbeat_is_no_alarm(beating: Capturing) -> None:

@@ -69,6 +69,6 @@ def test_a_row_that_exceeds_a_message_of_the_server_is_refused(capturing: Captur
     confirmed = capturing.confirmed()
     # As text, each byte has two digits.
     capturing.database.execute("insert into t values (1, repeat('x', 600000000)::bytea)")
-    with pytest.raises(DefiniteError, match=r"cannot print a row .*pgcdc renew"):
+    with pytest.raises(DefiniteError, match=r"cannot print a row .*renew --name test"):
         capturing.capture()
     assert capturing.confirmed() == confirmed

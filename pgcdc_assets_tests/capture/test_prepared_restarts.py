@@ -165,7 +165,7 @@ def test_a_rollback_that_the_server_cannot_decode_is_explained(
         assert capture(capturing).row_count == 1
         return
     for _ in range(2):
-        with pytest.raises(DefiniteError, match=r"could not map.*two_phase to false.*pgcdc renew"):
+        with pytest.raises(DefiniteError, match=r"could not map.*to false.*renew --name test"):
             capture(capturing)
     assert capturing.rows() == []
     assert capturing.confirmed() == start

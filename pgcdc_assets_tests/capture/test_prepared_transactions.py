@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from pgcdc_assets import failpoints
 from pgcdc_assets.errors import DefiniteError, RawZoneError
 from pgcdc_assets.postgres.stream.plugin_options import Streaming
+from pgcdc_assets.raw.delta_log import commit_path
+from pgcdc_assets.raw.maintenance import maintain_raw_zone
 from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.prepared import (
     capture,
@@ -58,6 +63,28 @@ def test_a_rollback_drops_the_rows(begun: Capturing) -> None:
     begun.database.execute("insert into t values (2, 'after')")
     capture(begun)
     assert begun.texts("t") == [["0", "before"], ["2", "after"]]
+    assert stored_row_count(begun) == 0
+
+
+def test_a_landed_window_counts_if_ended_transactions_cannot_be_removed(
+    begun: Capturing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun.database.prepare("g", "insert into t values (1, 'a')")
+    capture(begun)
+    begun.database.end_prepared("g")
+    entry = Path(begun.zone.prepared.table.uri, commit_path(0))
+    content = entry.read_bytes()
+
+    def damage(name: str) -> None:
+        if name == failpoints.AFTER_DELTA_COMMIT:
+            entry.write_bytes(b"damaged")
+
+    monkeypatch.setattr(failpoints, "reach", damage)
+    assert capture(begun).row_count == 1
+    entry.write_bytes(content)
+    assert begun.confirmed() == begun.captured_through()
+    assert stored_row_count(begun) > 0
+    maintain_raw_zone(begun.zone, minimum_log_entries=1)
     assert stored_row_count(begun) == 0
 
 
@@ -186,7 +213,7 @@ def test_a_rollback_that_postgres_cannot_decode_is_explained(
     if begun.database.server.version < first_version:
         capture(begun)
         return
-    with pytest.raises(DefiniteError, match=r"Slot .* prepared transaction .*pgcdc renew"):
+    with pytest.raises(DefiniteError, match=r"Slot .* prepared transaction .*renew --name test"):
         capture(begun)
     assert begun.confirmed() == confirmed
 

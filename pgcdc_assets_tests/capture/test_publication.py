@@ -74,7 +74,7 @@ def test_changes_written_without_the_publication_are_never_skipped(
     database.execute(come_back)
     database.execute("insert into t values (3)")
     for _ in range(2):
-        with pytest.raises(DefiniteError, match=r'publication "?pub"? .*pgcdc renew') as caught:
+        with pytest.raises(DefiniteError, match=r'publication "?pub"? .* --name test') as caught:
             capture_window(settings, zone, slot, "pub", _window(database, zone))
         assert caught.value.exit_status == 4
     assert zone.changes.captured_through(1) == window.end
@@ -143,6 +143,6 @@ def test_a_slot_older_than_its_publication_is_refused_at_its_first_change(
     database.execute("insert into t values (1)")
     database.execute("create publication pub for table t")
     snapshot_tables(settings, zone, slot, "pub")
-    with pytest.raises(DefiniteError, match=r"created after the slot.*pgcdc renew"):
+    with pytest.raises(DefiniteError, match=r"created after the slot.*renew --name test"):
         capture_window(settings, zone, slot, "pub", _window(database, zone))
     assert renew_epoch(settings, zone, slot, "pub").epoch == 2

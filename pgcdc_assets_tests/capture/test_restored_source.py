@@ -13,7 +13,7 @@ from pgcdc_assets.capture.limits import CaptureLimits
 from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.cli.check import check_capture
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.errors import RawZoneError
+from pgcdc_assets.errors import ConfigurationError, RawZoneError
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.policies import HeartbeatPolicy, SlotPolicy
 from pgcdc_assets.postgres.heartbeat import create_table_sql
@@ -28,6 +28,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 HEARTBEATS = HeartbeatPolicy(table="public.heartbeats")
 LIMITS = CaptureLimits(heartbeat=HEARTBEATS)
 POLICY = SlotPolicy(heartbeat=HEARTBEATS)
+EXTRA = TableName("public", "extra")
 
 
 def _capturing(server: EmbeddedServer, zone: RawZone) -> Capturing:
@@ -56,6 +57,19 @@ def _errors(capturing: Capturing) -> list[str]:
     return [finding.code for finding in findings if finding.severity == "error"]
 
 
+def _publish(capturing: Capturing, table: str) -> int:
+    """Create and publish a table, and return its OID."""
+    execute = capturing.database.execute
+    execute(f"create table {table} (id int primary key); alter publication pub add table {table}")
+    oid: int = capturing.database.value(f"select '{table}'::regclass::oid::bigint")
+    return oid
+
+
+def _take_snapshot(capturing: Capturing, *tables: TableName) -> None:
+    zone, slot = capturing.zone, capturing.slot
+    snapshot_tables(capturing.settings, zone, slot, "pub", tables or None, slot_policy=POLICY)
+
+
 def _copy(source: Path, target: Path) -> None:
     """Copy the data folder of a stopped server, with its owner."""
     shutil.rmtree(target, ignore_errors=True)
@@ -71,7 +85,8 @@ def test_a_server_restored_from_a_cold_copy_stops_the_capture_until_it_is_renewe
 ) -> None:
     """B16: the WAL has grown beyond the captured range, and the timeline is the same.
 
-    The server is restored twice. The second time, the copy is older than the lake's epoch.
+    The server is restored twice. The second time, the copy is older than the lake's epoch. The
+    restored server gives the OID of a table that is gone to another table.
     """
     server, copy = own_server.start(), tmp_path / "copy"
     capturing = _capturing(server, zone)
@@ -83,6 +98,9 @@ def test_a_server_restored_from_a_cold_copy_stops_the_capture_until_it_is_renewe
     server.stop()
     _copy(server.data_dir, copy)
     server.start()
+    capturing = _capturing(server, zone)
+    oid = _publish(capturing, "extra")
+    _take_snapshot(capturing, EXTRA)
     for epoch in (1, 2):
         capturing = _capturing(server, zone)
         database.execute("insert into t values (1)")
@@ -94,6 +112,7 @@ def test_a_server_restored_from_a_cold_copy_stops_the_capture_until_it_is_renewe
         server.start()
 
         capturing = _capturing(server, zone)
+        assert _publish(capturing, "other") == oid
         before = capturing.confirmed()
         # Without heartbeats, only a shorter WAL shows the restore.
         with pytest.raises(RawZoneError, match="the server's WAL ends at"):
@@ -103,11 +122,13 @@ def test_a_server_restored_from_a_cold_copy_stops_the_capture_until_it_is_renewe
         with pytest.raises(RawZoneError, match=r"restored from an older copy.*pgcdc renew"):
             capturing.capture(_window(capturing), LIMITS)
         with pytest.raises(RawZoneError, match="pgcdc renew"):
-            snapshot_tables(capturing.settings, zone, capturing.slot, "pub", slot_policy=POLICY)
+            _take_snapshot(capturing)
         assert _errors(capturing) == ["owner"]
         assert capturing.confirmed() == before
         assert (capturing.rows(), capturing.captured_through()) == (rows, through)
 
         renewed = renew_epoch(capturing.settings, zone, capturing.slot, "pub", slot_policy=POLICY)
         assert (renewed.epoch, renewed.timeline) == (epoch + 1, 1)
+        with pytest.raises(ConfigurationError, match="extra does not exist"):
+            _take_snapshot(capturing, EXTRA)
         assert _errors(capturing) == []

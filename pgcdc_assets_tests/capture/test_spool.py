@@ -125,6 +125,19 @@ def test_the_next_process_removes_the_folder_of_a_killed_one_and_no_other(tmp_pa
             process.stdout.close()
 
 
+def test_a_folder_that_vanishes_does_not_keep_other_leftovers(tmp_path: Path) -> None:
+    """Its process ends at this moment. The lock of such a folder can no longer be created."""
+    common = tmp_path / "spool"
+    common.mkdir(mode=0o700)
+    for number in range(20):
+        vanishing = common / f"1-{number}-vanishing"
+        vanishing.mkdir()
+        (vanishing / ".lock").symlink_to(tmp_path / "missing" / "lock")
+        (common / f"2-{number}-left").mkdir()
+    TransactionSpool(common).close()
+    assert list(common.glob("*-left")) == []
+
+
 @pytest.mark.parametrize("case", ["link", "open", "file", "replaceable"])
 def test_a_folder_that_another_user_may_have_prepared_is_refused(tmp_path: Path, case: str) -> None:
     common = tmp_path / "shared" / "spool"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dagster as dg
 
 from pgcdc_assets import CdcCapture, CdcTable, build_cdc_definitions
+from pgcdc_assets.orchestration.assets.scd import find_scd_tables
 from pgcdc_assets.orchestration.checks.invariants import INVARIANTS
 from pgcdc_assets.orchestration.jobs.sync_passes import FailedParts
 from pgcdc_assets.orchestration.project.code_location import CodeLocation, find_captures
+from pgcdc_assets.orchestration.translator import AssetData, PgcdcTranslator
 from pgcdc_assets.table_name import encode_name
 
 # These names would be equal or invalid as names of Dagster outputs and inputs.
@@ -31,9 +33,23 @@ NAMES = [
 ]
 
 
-def location(*names: tuple[str, str]) -> CodeLocation:
+class Numbered(PgcdcTranslator):
+    """Gives the assets keys without the names of their tables."""
+
+    def get_asset_spec(self, data: AssetData) -> dg.AssetSpec:
+        spec = super().get_asset_spec(data)
+        if data.table is None:
+            return spec
+        number = data.capture.tables.index(data.table)
+        return spec.replace_attributes(key=dg.AssetKey(f"{data.layer.value}_{number}"))
+
+
+def location(
+    *names: tuple[str, str], translator: PgcdcTranslator | None = None
+) -> CodeLocation:
     tables = tuple(CdcTable(schema, table, (1, 2)) for schema, table in names)
-    definitions = build_cdc_definitions(CdcCapture("shop", "pub", tables))
+    capture = CdcCapture("shop", "pub", tables)
+    definitions = build_cdc_definitions(capture, translator=translator)
     return CodeLocation(definitions, find_captures(definitions))
 
 
@@ -83,9 +99,15 @@ def test_captures_are_found_with_the_names_of_their_tables() -> None:
 def test_the_table_of_a_failed_merge_is_found_by_its_key() -> None:
     """Another pass of a sync heals a table that the source has altered during the run."""
     loaded = location(*NAMES)
-    known = {spec.key for spec in loaded.definitions.resolve_all_asset_specs()}
+    capture = loaded.captures["shop"].capture
+    tables = find_scd_tables(loaded.repository, capture)
+    assert len(tables) == 2 * len(NAMES)
     for name in NAMES:
         key = dg.AssetKey(["shop", "scd2", *map(encode_name, name)])
-        assert key in known
-        failed = FailedParts((), (), [key]).tables(loaded.captures["shop"].capture)
+        failed = FailedParts((), (), [tables[key]]).tables(capture)
         assert list(failed) == [name]
+    numbered = location(*NAMES, translator=Numbered())
+    tables = find_scd_tables(numbered.repository, capture)
+    for scd in (1, 2):
+        keys = [dg.AssetKey(f"scd{scd}_{number}") for number in range(len(NAMES))]
+        assert [tables[key].name for key in keys] == NAMES

@@ -118,7 +118,7 @@ def test_a_slot_that_was_confirmed_beyond_the_raw_zone_cannot_continue() -> None
 def test_the_remedy_of_an_unusable_slot_names_the_capture(capture: str) -> None:
     """A stream raises the error without the name, which the capture's run adds."""
     command = {
-        UNKNOWN_CAPTURE: "pgcdc renew",
+        UNKNOWN_CAPTURE: "pgcdc renew --name NAME",
         "shop": "pgcdc renew --name shop",
         "two words": "pgcdc renew --name 'two words'",
     }[capture]

@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from pgcdc_assets.lsn import Lsn
@@ -102,3 +103,32 @@ def test_maintenance_keeps_the_files_of_ranges_until_they_are_abandoned(
     maintain_raw_zone(zone, minimum_log_entries=1)
     assert zone.ranges.all() == []
     assert not spared.exists()
+
+
+def test_a_range_is_written_a_few_times_however_many_ranges_a_table_has(zone: RawZone) -> None:
+    """A table of four terabytes has 16,000 ranges."""
+    store = zone.ranges
+    starts = list(range(0, 320, 10))
+    for start in starts:
+        store.append(_landed(start))
+    assert [landed.start_page for landed in store.all()] == starts
+    loaded = store.table.load()
+    assert loaded is not None
+    assert len(loaded.file_uris()) <= 5
+    written = Path(store.table.uri).rglob("*.parquet")
+    rows = sum(pq.read_metadata(path).num_rows for path in written)
+    assert rows <= len(starts) * 5
+
+
+def test_maintenance_removes_old_log_entries_of_ranges(zone: RawZone) -> None:
+    """Each range writes an entry, and each entry has a file of its own."""
+    for start in range(0, 60, 10):
+        zone.ranges.append(_landed(start))
+    zone.changes.land(window(1000, 1001), [])
+    log = Path(zone.ranges.table.uri, "_delta_log")
+    then = time.time() - 2 * 86400
+    for path in log.iterdir():
+        os.utime(path, (then, then))
+    maintain_raw_zone(zone, minimum_log_entries=1)
+    assert len(list(log.glob("*.json"))) <= 3
+    assert len(zone.ranges.all()) == 6

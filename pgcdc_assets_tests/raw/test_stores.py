@@ -122,7 +122,7 @@ def test_the_error_names_both_slots_of_a_raw_zone(zone: RawZone) -> None:
     assert zone.epochs.check_source(slot="pgcdc_test", **source) is None
     zone.epochs.append(EPOCH)
     assert zone.epochs.check_source(slot="pgcdc_test", **source) == EPOCH
-    with pytest.raises(RawZoneError, match=r"from slot pgcdc_test .* not from slot mine"):
+    with pytest.raises(RawZoneError, match=r"slot pgcdc_test .* not from slot mine .* --name test"):
         zone.epochs.check_source(slot="mine", **source)
 
 

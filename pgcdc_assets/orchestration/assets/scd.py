@@ -41,7 +41,7 @@ def build_scd_assets(
     """
     names = Names.of(capture)
     copying = RunningSnapshots(capture, snapshot)
-    step = StepKeys(capture.name, [INVARIANTS])
+    step = _step_keys(capture)
     keys = {
         (table, scd): step.key(f"scd{scd}", table, spec.key) for (table, scd), spec in specs.items()
     }
@@ -95,3 +95,24 @@ def build_scd_assets(
             rounds.raise_failures()
 
     return step.restore(merge)
+
+
+def find_scd_tables(
+    repository: dg.RepositoryDefinition, capture: CdcCapture
+) -> dict[dg.AssetKey, CdcTable]:
+    """Return the table of each SCD asset, whose key may be that of a user's translator."""
+    step, wanted = _step_keys(capture), Names.of(capture).merge_step
+    for definition in repository.assets_defs_by_key.values():
+        if definition.is_executable and definition.node_def.name == wanted:
+            keys = definition.keys_by_output_name
+            outputs = {
+                step.output(f"scd{scd}", table): table
+                for table in capture.tables
+                for scd in table.scd
+            }
+            return {keys[output]: table for output, table in outputs.items() if output in keys}
+    return {}
+
+
+def _step_keys(capture: CdcCapture) -> StepKeys:
+    return StepKeys(capture.name, [INVARIANTS])

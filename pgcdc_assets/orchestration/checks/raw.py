@@ -7,7 +7,6 @@ sensor evaluates all of them except the replica identity.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import dagster as dg
@@ -27,6 +26,7 @@ from pgcdc_assets.postgres.slots import read_slot_status
 from pgcdc_assets.protocol.relation import Relation, ReplicaIdentity
 from pgcdc_assets.raw.changes import Recount
 from pgcdc_assets.raw.schema_events import SchemaChange, open_events
+from pgcdc_assets.raw.window_gaps import find_gaps
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
@@ -56,12 +56,7 @@ def check_windows(
         tables: the declared tables.
     """
     first, last = recounts[0].decoded.window, recounts[-1].decoded.window
-    landed = [each.window for each in zone.changes.landed_windows(first.epoch, first.start)]
-    holes = [
-        f"{before.end} to {after.start}"
-        for before, after in pairwise(landed)
-        if before.end != after.start
-    ]
+    holes = [f"{end} to {start}" for end, start in find_gaps(zone, first)]
     return [
         dg.AssetCheckResult(
             asset_key=raw,

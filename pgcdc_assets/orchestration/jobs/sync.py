@@ -20,6 +20,7 @@ import dagster as dg
 from pgcdc_assets.activity import activity
 from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.orchestration.assets.scd import find_scd_tables
 from pgcdc_assets.orchestration.checks.source_tables import find_declared_moves
 from pgcdc_assets.orchestration.jobs.in_process import build_pool_wait, run_in_process
 from pgcdc_assets.orchestration.jobs.requested_job import requested_job
@@ -316,7 +317,7 @@ class _Sync:
             # If the run failed after its last table, each further run would fail too.
             missed = wanted - merged or wanted
             self.failed_merges |= missed
-            names = {".".join(key.path[1:]) for key in missed}
+            names = {".".join(key.path[1:] or key.path) for key in missed}
             self._defer(name_tables("Not merged", names, error_of_run(result)))
 
     def _defer(self, error: PgcdcError) -> None:
@@ -383,7 +384,9 @@ class _Sync:
     @property
     def failed(self) -> FailedParts:
         """The failed parts of the run."""
-        return FailedParts(self.failures, self.failed_snapshots, self.failed_merges)
+        tables = find_scd_tables(self.repository, self.loaded.capture)
+        merges = [tables[key] for key in self.failed_merges if key in tables]
+        return FailedParts(self.failures, self.failed_snapshots, merges)
 
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:

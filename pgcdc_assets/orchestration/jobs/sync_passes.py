@@ -11,8 +11,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import dagster as dg
-
 from pgcdc_assets.capture.schema_watch import poll_catalog
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.orchestration.jobs.sync_report import SyncReport
@@ -23,7 +21,7 @@ from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress
 from pgcdc_assets.policies import FOLLOW
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.settings import CdcCapture, CdcTable
-from pgcdc_assets.table_name import TableName, encode_name
+from pgcdc_assets.table_name import TableName
 
 # Tables to re-snapshot, and a partial snapshot.
 Request = tuple[Sequence[CdcTable], PartialRequest | None]
@@ -39,23 +37,22 @@ class FailedParts:
     Attributes:
         errors: the errors.
         snapshots: partition keys of the tables whose snapshot failed.
-        merges: the SCD assets that were not merged.
+        merges: the tables that were not merged.
     """
 
     errors: Sequence[PgcdcError]
     snapshots: Collection[str]
-    merges: Collection[dg.AssetKey]
+    merges: Collection[CdcTable]
 
     def tables(self, capture: CdcCapture) -> dict[TableName, CdcTable]:
         """Return the tables that failed or have moved."""
         moved = {error.facts.get("relation") for error in self.errors}
-        merged = {tuple(key.path[-2:]) for key in self.merges}
         return {
             table.name: table
             for table in capture.tables
             if table.partition_key in self.snapshots
             or table.qualified_name in moved
-            or tuple(map(encode_name, table.name)) in merged
+            or table in self.merges
         }
 
 

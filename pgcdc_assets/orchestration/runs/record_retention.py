@@ -41,6 +41,9 @@ from pgcdc_assets.settings import CdcCapture
 # The oldest keys may belong to windows that are not landed yet.
 _EXAMINED_KEYS = 100
 
+# No time zone differs more from UTC.
+_ZONES = dt.timedelta(hours=15)
+
 
 @dataclass(frozen=True)
 class RecordReport:
@@ -106,10 +109,16 @@ def _find_old_runs(
 ) -> list[str]:
     """List the runs to delete."""
     tags = {CAPTURE_TAG: capture.name}
-    old = RunsFilter(tags=tags, statuses=FINISHED, updated_before=before)
+    # Of the times of a run, Dagster stores only the end without the time zone of the session.
+    old = RunsFilter(tags=tags, statuses=FINISHED, updated_before=before + _ZONES)
     snapshots = RunsFilter(job_name=Names.of(capture).snapshot_job)
     kept = set(instance.get_run_ids(snapshots)) | set(_newest_runs(instance, keys))
-    return [run_id for run_id in instance.get_run_ids(old) if run_id not in kept]
+    ended = [each for each in instance.get_run_records(old) if _ended_at(each) < before.timestamp()]
+    return [run_id for each in ended if (run_id := each.dagster_run.run_id) not in kept]
+
+
+def _ended_at(record: dg.RunRecord) -> float:
+    return record.update_timestamp.timestamp() if record.end_time is None else record.end_time
 
 
 def _newest_runs(instance: dg.DagsterInstance, keys: Collection[dg.AssetKey]) -> Iterator[str]:
@@ -147,9 +156,10 @@ def _delete_check_results(
         sa.select(sa.func.max(table.id)).where(ours).group_by(table.asset_key, table.check_name)
     )
     with storage.index_connection() as conn:
+        # The time of creation is in the time zone of the session: compare the time of the event.
         # MySQL cannot read the table from which a statement deletes.
         kept = [row[0] for row in conn.execute(newest)]
-        old = sa.and_(ours, table.create_timestamp < before, table.id.not_in(kept))
+        old = sa.and_(ours, table.evaluation_event_timestamp < before, table.id.not_in(kept))
         return int(conn.execute(sa.delete(AssetCheckExecutionsTable).where(old)).rowcount)
 
 

@@ -126,8 +126,10 @@ def may_wait_for_changes(
 def _plan_open_window(progress: CaptureProgress, policy: WindowPolicy) -> Capture | Wait | Discard:
     window = progress.open_windows[0]
     if window.start > progress.captured_through:
-        # A partition key was deleted: the missing range before this window is captured first.
-        missing = LsnWindow.of(progress.epoch, progress.captured_through, window.start)
+        # A partition key was deleted, or typed in the UI: the missing range before this window is
+        # captured first.
+        end = min(window.start, progress.captured_through + policy.max_bytes)
+        missing = LsnWindow.of(progress.epoch, progress.captured_through, end)
         return Capture(missing, is_new=True)
     if window.start < progress.captured_through:
         return Discard(window)

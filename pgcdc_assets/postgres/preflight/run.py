@@ -63,7 +63,7 @@ def run_preflight(
             *check_replication(settings, server),
         ]
         try:
-            published = read_publication(conn, publication, tables or ())
+            published = read_publication(conn, publication, tables or (), settings.renewal)
         except ConfigurationError as error:
             findings.append(Finding("publication", "error", str(error)))
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from pgcdc_assets.errors import (
+    UNKNOWN_CAPTURE,
     ConfigurationError,
     ConnectionLost,
     DefiniteError,
@@ -12,6 +13,7 @@ from pgcdc_assets.errors import (
     SlotBusy,
     SlotLost,
     TransientError,
+    renewal_command,
 )
 from pgcdc_assets.postgres.recovery_conflicts import CONFLICTS
 from pgcdc_assets.postgres.slots import SlotWalStatus
@@ -56,7 +58,13 @@ _SEGMENT = re.compile(r"(?<![0-9A-F])[0-9A-F]{24}(?![0-9A-F])")
 _PLUGIN = "pgoutput"
 
 
-def stream_failure(server: str, slot: str, publication: str, error: ServerError) -> PgcdcError:
+def stream_failure(
+    server: str,
+    slot: str,
+    publication: str,
+    error: ServerError,
+    renewal: str = renewal_command(UNKNOWN_CAPTURE),
+) -> PgcdcError:
     """Return the package's error for an error of START_REPLICATION or of the running stream.
 
     Args:
@@ -64,6 +72,7 @@ def stream_failure(server: str, slot: str, publication: str, error: ServerError)
         slot: the slot's name.
         publication: the publication's name.
         error: the server's error. SQLSTATE codes: Postgres documentation, Appendix A.
+        renewal: the command that begins a new epoch.
     """
     sqlstate, message = error.sqlstate, error.message
     reason = message.rstrip(".")
@@ -80,7 +89,7 @@ def stream_failure(server: str, slot: str, publication: str, error: ServerError)
             f"{publication} was dropped and re-created, renamed, or created after the slot. The "
             "slot cannot send the changes of the time without a publication of this name. Nothing "
             "of them was confirmed. Begin a new epoch, with new snapshots of the tables, with "
-            "pgcdc renew."
+            f"{renewal}."
         )
     if _is_invalidated(error) or (sqlstate == _UNDEFINED_FILE and _SEGMENT.search(message)):
         # The server does not say why: `pgcdc status` and the next start read invalidation_reason.
@@ -107,7 +116,7 @@ def stream_failure(server: str, slot: str, publication: str, error: ServerError)
             f"(SQLSTATE {sqlstate}; the full message is in the server's log), so slot {slot} "
             "cannot pass this row, at any attempt. Nothing un-landed was confirmed. To continue "
             f"behind the row, drop the slot (select pg_drop_replication_slot('{slot}')) and run "
-            "pgcdc renew, which takes new snapshots of all tables. A table whose rows cannot be "
+            f"{renewal}, which takes new snapshots of all tables. A table whose rows cannot be "
             "printed stays without a snapshot until its rows are corrected; the others continue."
         )
     if sqlstate == _INTERNAL_ERROR and _UNMAPPED.match(message):
@@ -116,7 +125,7 @@ def stream_failure(server: str, slot: str, publication: str, error: ServerError)
             "transaction that has truncated or rewritten a table, has changed the table in a "
             "subtransaction, and was rolled back (a defect of Postgres with two_phase). Nothing "
             "un-landed was confirmed. Set stream.two_phase to false, drop the slot (select "
-            f"pg_drop_replication_slot('{slot}')), then begin a new epoch with pgcdc renew, which "
+            f"pg_drop_replication_slot('{slot}')), then begin a new epoch with {renewal}, which "
             "takes new snapshots of all tables."
         )
     if error.context:

@@ -72,4 +72,7 @@ class StreamRequest:
         """Return the error of a server that ended or refused the stream."""
         if error.sqlstate in UNCONVERTIBLE and not self.settings.as_stored:
             return TextNotConvertible(slot=self.slot)
-        return stream_failure(self.connection.describe(), self.slot, self.publication, error)
+        connection = self.connection
+        return stream_failure(
+            connection.describe(), self.slot, self.publication, error, connection.renewal
+        )

@@ -87,7 +87,7 @@ def _start(
         raise request.lost("starting the stream", facts.get_error_message())
     check_pinned(request.connection, lambda _: None, facts.get_value(0, 4) == b"t")
     timeout_ms, is_gss_encrypted = facts.get_value(0, 0), facts.get_value(0, 1)
-    timeline = ServerTimeline.read(conn, limit)
+    timeline = ServerTimeline.read(request.connection, conn, limit)
     check_timeline(timeline)
     encoding = (conn.parameter_status(b"server_encoding") or b"").decode()
     command = request.command(conn.server_version).encode()

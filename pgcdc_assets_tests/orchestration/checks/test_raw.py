@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import dagster as dg
 import pytest
+from deltalake import DeltaTable
 
 from pgcdc_assets.capture.report import CaptureReport
 from pgcdc_assets.capture.session import CaptureSession
@@ -18,12 +20,14 @@ from pgcdc_assets.orchestration.checks.raw import (
     check_windows,
 )
 from pgcdc_assets.raw.changes import Recount
+from pgcdc_assets.raw.maintenance import maintain_raw_zone
 from pgcdc_assets.raw.schema_events import STREAM, SchemaChange, SchemaEvent
 from pgcdc_assets.raw.snapshots import Snapshot, SnapshotStore
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.orchestration.conftest import Orchestrated
+from pgcdc_assets_tests.support.raw.epochs import EPOCH
 
 RAW = dg.AssetKey(["t", "raw"])
 
@@ -84,6 +88,33 @@ def test_equal_counts_of_other_operations_fail_the_check(zone: RawZone) -> None:
     }
     assert results[False][COUNTED_AS_DECODED].passed
     assert not results[True][COUNTED_AS_DECODED].passed
+
+
+.mark.parametrize(
+    ("lost", "holes"),
+    [
+        ((), "none"),
+        ((100,), "none"),
+        ((300,), "0/12C to 0/190"),
+        ((100, 200, 300), "0/64 to 0/190"),
+        ((400,), "0/190 to 0/1F4"),
+    ],
+)
+def test_a_lost_window_directly_before_or_after_a_window_fails_its_check(
+    zone: RawZone, lost: tuple[int, ...], holes: str
+) -> None:
+    """A check compares a window with its neighbours: the check of each window covers the rest."""
+    zone.epochs.append(replace(EPOCH, start_lsn=Lsn(100)))
+    for start in range(100, 600, 100):
+        zone.changes.land(LsnWindow.of(1, start, start + 100), [])
+    maintain_raw_zone(zone, minimum_log_entries=1)
+    for start in lost:
+        DeltaTable(zone.changes.window_index.table.uri).delete(f"start_lsn = {start}")
+    first = 400 if 400 not in lost else 500
+    summary = WindowSummary(LsnWindow.of(1, first, first + 100))
+    (result, *_) = check_windows(zone, RAW, [Recount(summary, summary, Lsn(600))])
+    assert result.metadata["holes"] == dg.TextMetadataValue(holes)
+    assert result.passed == (holes == "none")
 
 
 def test_a_parked_row_fails_its_check_until_a_snapshot_has_the_row(

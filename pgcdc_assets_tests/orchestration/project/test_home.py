@@ -64,9 +64,13 @@ def test_without_dagster_home_the_instance_is_below_pgcdc(
 def test_an_instance_with_postgres_storage_records_runs(
     orchestrated: Orchestrated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The production example, on a real server, records a snapshot and two windows."""
+    """The production example, on a real server, records a snapshot and two windows.
+
+    The time zone of the server makes no difference to the records that are deleted.
+    """
     records = Database(orchestrated.database.server, f"{orchestrated.database.name}_dagster")
     orchestrated.database.execute(f"create database {records.name}")
+    orchestrated.database.execute(f"alter database {records.name} set timezone = 'Asia/Tokyo'")
     uri = f"postgresql+psycopg2://postgres@127.0.0.1:{records.server.port}/{records.name}"
     monkeypatch.setenv("PGCDC_DAGSTER_DSN", uri)
     home = tmp_path / "production"

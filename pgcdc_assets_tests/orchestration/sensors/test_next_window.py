@@ -109,6 +109,9 @@ def test_a_window_that_overlaps_a_landed_window_is_discarded() -> None:
 def test_a_window_whose_key_was_deleted_is_captured_before_the_next() -> None:
     given = progress(500, 9000, open_windows=(window(700, 800),))
     assert plan_window(given, POLICY) == Capture(window(500, 700), is_new=True)
+    # A key that a person has typed may be far away.
+    given = progress(500, 9000, open_windows=(window(8000, 8100),))
+    assert plan_window(given, POLICY) == Capture(window(500, 1500), is_new=True)
 
 
 def test_the_pause_after_failures_doubles_up_to_its_limit() -> None:
