@@ -351,6 +351,9 @@ def _hex(text: sql.Composable, encoding: str) -> sql.Composed:
 
 
 def _joined(pieces: Sequence[sql.Composable]) -> sql.Composable:
+    if not pieces:
+        # A table without columns.
+        return sql.Literal("")
     while len(pieces) > 1:
         pieces = [
             sql.SQL("concat({})").format(sql.SQL(", ").join(pieces[start : start + _ARGUMENTS]))

@@ -61,12 +61,14 @@ class TargetDigests:
         is_old = "false" if kept_end is None else f"{LSN} < {int(kept_end)}"
         view = f"{_VIEW}{number}"
         frame.createOrReplaceTempView(view)
-        texts = ", ".join(f"{column.text} AS text_{i}" for i, column in enumerate(columns))
+        # A table may have no column.
+        selected = [f"{column.text} AS text_{i}" for i, column in enumerate(columns)]
+        selected.append(f"{is_old} AS is_old")
         pieces = [_piece(i) for i in range(len(columns))]
         self._rows = (
             f"SELECT *, md5(concat({', '.join(pieces[i] for i in self._key)})) AS key_digest, "
             f"md5(concat({', '.join(pieces)})) AS row_digest "
-            f"FROM (SELECT {texts}, {is_old} AS is_old FROM {view}{is_there})"
+            f"FROM (SELECT {', '.join(selected)} FROM {view}{is_there})"
         )
 
     def buckets_sql(self, digits: int) -> str:
