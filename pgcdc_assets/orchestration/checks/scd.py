@@ -79,11 +79,7 @@ def build_table_checks(
         name=names.check_tables_step,
         specs=[
             *(full_spec(key, scd) for (_, _, scd), key in step_keys.items()),
-            *(
-                _equality_spec(key)
-                for (_, _, scd), key in step_keys.items()
-                if scd == 1
-            ),
+            *(_equality_spec(key) for (_, _, scd), key in step_keys.items() if scd == 1),
             *(_registration_spec(key) for key in step_keys.values() if capture.catalog is not None),
         ],
         can_subset=True,
