@@ -122,9 +122,9 @@ class CdcTable:
         return self.on_detached_partition == KEEP
 
     @property
-    def mirrors_source(self) -> bool:
-        """Whether the SCD1 table has the source's rows, so that both can be compared."""
-        return 1 in self.scd and self.without_key != "log"
+    def may_be_log(self) -> bool:
+        """Whether the SCD1 table is a log of changes if the source table has no key."""
+        return self.without_key == "log" and not (self.key or self.soft_deletes)
 
     def keeps_history(self, scd: int) -> bool:
         """Return whether the table of an SCD type keeps rows from before a snapshot."""

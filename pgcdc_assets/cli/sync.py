@@ -45,12 +45,12 @@ def run(options: argparse.Namespace) -> int:
     with open_instance() as instance:
         start_up = time.monotonic() - started
         for loaded in captures:
-            _print_listed(loaded)
-            if not loaded.capture.tables and loaded.zone.epochs.latest() is None:
-                name, publication = loaded.capture.name, loaded.capture.publication
-                print(f"{name}: publication {publication} has no table to capture yet")
-                continue
             try:
+                _print_listed(loaded)
+                if not loaded.capture.tables and loaded.zone.epochs.latest() is None:
+                    name, publication = loaded.capture.name, loaded.capture.publication
+                    print(f"{name}: publication {publication} has no table to capture yet")
+                    continue
                 with progress() as display:
                     report = sync_capture(
                         instance,

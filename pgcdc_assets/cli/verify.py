@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.activity import activity
@@ -15,6 +15,7 @@ from pgcdc_assets.verify import (
     Comparison,
     ComparisonFailure,
     compare_tables,
+    find_change_logs,
     read_uncertain_values,
     record_comparison,
     source_moment,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pgcdc_assets.settings import CdcTable
 
 _NULL = "NULL"
+_LOG = "without_key: log keeps its changes, which differ from the source's rows"
 
 
 def run(options: argparse.Namespace) -> int:
@@ -50,14 +52,16 @@ def run(options: argparse.Namespace) -> int:
             reason=f"Tables are named, but the module declares several captures ({names}): name "
             "the capture of the tables with --name."
         )
-    # Print the tables that cannot be compared before the capture.
-    chosen = [_choose(loaded, options.tables) for loaded in captures]
+    left_out: list[dict[CdcTable, str]] = []
     results: list[Comparison] = []
     failures: list[PgcdcError] = []
     with open_instance() as instance:
-        for loaded, tables in zip(captures, chosen, strict=True):
+        for loaded in captures:
             try:
-                for outcome in _verify(instance, location, loaded, tables, options):
+                why_not = _find_reasons(loaded)
+                left_out.append(why_not)
+                tables = _choose(loaded, options.tables, why_not)
+                for outcome in _verify(instance, location, loaded, tables, why_not, options):
                     if isinstance(outcome, Comparison):
                         results.append(outcome)
                     else:
@@ -71,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     different = [result for result in results if not result.is_equal]
     _print(results, different)
     if not options.tables:
-        _print_left_out(captures)
+        _print_left_out(left_out)
     if failures:
         raise max(failures, key=lambda error: error.exit_status)
     if different:
@@ -80,19 +84,26 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _choose(loaded: LoadedCapture, names: Sequence[str]) -> list[CdcTable]:
+def _choose(
+    loaded: LoadedCapture, names: Sequence[str], why_not: Mapping[CdcTable, str]
+) -> list[CdcTable]:
     """Return the named tables, or all tables that can be compared.
 
     Raises:
         ConfigurationError: a named table is not declared, or cannot be compared.
     """
     tables = loaded.capture.select_tables(names)
-    why_not = _find_reasons(loaded)
     left_out = [table for table in tables if table in why_not]
     if names and left_out:
-        reasons = "; ".join(f"{table.qualified_name}: {why_not[table]}" for table in left_out)
-        raise ConfigurationError(reason=f"Cannot be compared with the source: {reasons}.")
+        raise _not_comparable(left_out, why_not)
     return [table for table in tables if table not in why_not]
+
+
+def _not_comparable(
+    tables: Sequence[CdcTable], why_not: Mapping[CdcTable, str]
+) -> ConfigurationError:
+    reasons = "; ".join(f"{table.qualified_name}: {why_not[table]}" for table in tables)
+    return ConfigurationError(reason=f"Cannot be compared with the source: {reasons}.")
 
 
 def _find_reasons(loaded: LoadedCapture) -> dict[CdcTable, str]:
@@ -100,6 +111,7 @@ def _find_reasons(loaded: LoadedCapture) -> dict[CdcTable, str]:
     from pgcdc_assets.orchestration.state import left_tables
 
     left = left_tables(loaded.zone, loaded.capture)
+    logs = find_change_logs(loaded.zone, loaded.capture.tables)
     reasons = {}
     for table in loaded.capture.tables:
         if table.name in left:
@@ -108,10 +120,8 @@ def _find_reasons(loaded: LoadedCapture) -> dict[CdcTable, str]:
             reasons[table] = (
                 "only its history is kept (scd: [2]), which differs from the source's rows"
             )
-        elif not table.mirrors_source:
-            reasons[table] = (
-                "without_key: log keeps its changes, which differ from the source's rows"
-            )
+        elif table in logs:
+            reasons[table] = _LOG
     return reasons
 
 
@@ -120,9 +130,14 @@ def _verify(
     location: CodeLocation,
     loaded: LoadedCapture,
     tables: Sequence[CdcTable],
+    why_not: dict[CdcTable, str],
     options: argparse.Namespace,
 ) -> Iterator[Comparison | PgcdcError]:
-    """Compare one capture's tables; yield the errors of tables that could not be compared."""
+    """Compare one capture's tables; yield the errors of tables that could not be compared.
+
+    Args:
+        why_not: gets the tables whose first merge shows that they cannot be compared.
+    """
     from pgcdc_assets.orchestration.jobs.sync import sync_capture
     from pgcdc_assets.orchestration.jobs.sync_report import SyncLimits
 
@@ -156,7 +171,11 @@ def _verify(
                 yield error
             wait_captured(zone, moment, 0.0)
         spark = loaded.spark.session(zone.lake)
-        targets = [table.of_kinds([1]) for table in tables]
+        logs = find_change_logs(zone, tables)
+        why_not |= dict.fromkeys(logs, _LOG)
+        if logs and options.tables:
+            yield _not_comparable(logs, why_not)
+        targets = [table.of_kinds([1]) for table in tables if table not in why_not]
         uncertain = read_uncertain_values(zone, capture.keepers)
         found = compare_tables(spark, settings, zone, capture.publication, targets, moment)
         with progress() as display, activity(f"comparison of {capture.name}", "tables") as work:
@@ -172,9 +191,9 @@ def _verify(
                 yield outcome
 
 
-def _print_left_out(captures: Sequence[LoadedCapture]) -> None:
-    for loaded in captures:
-        for table, reason in _find_reasons(loaded).items():
+def _print_left_out(left_out: Sequence[Mapping[CdcTable, str]]) -> None:
+    for reasons in left_out:
+        for table, reason in reasons.items():
             print(f"Not compared: {table.qualified_name}: {reason}.")
 
 

@@ -108,6 +108,8 @@ def build_tasks(
     tasks = []
     for table in opened:
         own = snapshots_of.get(table.target.name, [])
+        if is_bounded:
+            own = [snapshot for snapshot in own if snapshot.position <= through.end_position]
         usable = own if table.state is not None else [each for each in own if each in kept_set]
         keyed: list[Snapshot] = []
         if table.is_keyless or table.target.needs_key(table.scd):
@@ -115,8 +117,7 @@ def build_tasks(
         if table.target.needs_key(table.scd):
             usable = keyed
         elif table.state is None and table.target.keeps_history(table.scd):
-            reached = [s for s in usable if not is_bounded or s.position <= through.end_position]
-            usable = newest_alike(table.target, reached, relations)
+            usable = newest_alike(table.target, usable, relations)
         if after is not None:
             usable = [snapshot for snapshot in usable if snapshot.key > after]
         limits = Limits(limit or StepLimit(), sizes, _names(table, relations))

@@ -39,7 +39,7 @@ class MergeTask:
         waits_for: the schema changes before which the plan ends, in sentences.
         blocked_by: the error of changes that cannot be folded from the plan's start on; None
             without such changes.
-        healed_through: the newest snapshot of the epoch has what changes of the schema below this
+        healed_through: the newest usable snapshot of the epoch has what schema changes below this
             LSN did to older rows.
         comments: of the source by attnum, at the newest look at the catalog; None: not known.
     """

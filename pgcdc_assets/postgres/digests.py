@@ -193,18 +193,19 @@ class SourceDigests:
             for bucket, count, first, second in self._fetch_all(query)
         }
 
-    def rows(self, buckets: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """Yield key digest and row digest of all rows in the buckets, ordered by key digest."""
+    def rows(self, buckets: Sequence[str]) -> Iterator[tuple[str, str, int]]:
+        """Yield the digests of key and row in the buckets in order, with the number of rows."""
         query = sql.SQL(
-            "select key_digest, row_digest from ({rows}) r "
+            "select key_digest, row_digest, count(*) from ({rows}) r "
             "where substr(key_digest, 1, {digits}) = any({buckets}::text[]) "
-            'order by key_digest collate "C"'
+            "group by key_digest, row_digest "
+            'order by key_digest collate "C", row_digest collate "C"'
         ).format(
             rows=self._rows(),
             digits=sql.Literal(len(buckets[0])),
             buckets=sql.Literal(list(buckets)),
         )
-        yield from ((key_digest, row_digest) for key_digest, row_digest in self._fetch(query))
+        yield from ((key, row, int(count)) for key, row, count in self._fetch(query))
 
     def details(self, key_digests: Sequence[str]) -> Iterator[RowDetail]:
         """Yield the details of the different rows with these key digests."""
@@ -350,6 +351,9 @@ def _hex(text: sql.Composable, encoding: str) -> sql.Composed:
 
 
 def _joined(pieces: Sequence[sql.Composable]) -> sql.Composable:
+    if not pieces:
+        # A table without columns.
+        return sql.Literal("")
     while len(pieces) > 1:
         pieces = [
             sql.SQL("concat({})").format(sql.SQL(", ").join(pieces[start : start + _ARGUMENTS]))

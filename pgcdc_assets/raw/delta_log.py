@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pyarrow.fs as pafs
@@ -12,6 +13,14 @@ FOLDER = "_delta_log"
 SET_ASIDE = f"{FOLDER}_damaged_"
 # Names the newest checkpoint.
 LAST_CHECKPOINT = f"{FOLDER}/_last_checkpoint"
+
+
+def is_own_path(path: str) -> bool:
+    """Return whether a path of the log is literally a path in the table's folder.
+
+    A shallow clone references files of another table, and the log encodes unusual characters.
+    """
+    return not re.search(r"[:%]|^/|(^|/)\.\.?(/|$)", path)
 
 
 def commit_path(version: int) -> str:

@@ -70,7 +70,7 @@ def is_log(table: CdcTable, *, has_key: bool) -> bool:
     Args:
         has_key: a key identifies the rows.
     """
-    return table.without_key == "log" and not (has_key or table.soft_deletes)
+    return table.may_be_log and not has_key
 
 
 def system_columns_of(table: CdcTable) -> Iterator[SystemColumns]:

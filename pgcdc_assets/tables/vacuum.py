@@ -14,7 +14,6 @@ Deletion vectors are left to that VACUUM too.
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -28,7 +27,7 @@ from deltalake import DeltaTable
 from pgcdc_assets import failpoints
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.raw.delta_log import FOLDER as LOG_FOLDER
-from pgcdc_assets.raw.delta_log import SET_ASIDE, read_commit
+from pgcdc_assets.raw.delta_log import SET_ASIDE, is_own_path, read_commit
 from pgcdc_assets.raw.files import filesystem, write_file
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.tables.checksums import delete_checksum
@@ -290,16 +289,8 @@ def _removed_by(actions: Sequence[Mapping[str, Any]], is_large: bool) -> list[Re
             is_large,
         )
         for remove in (action["remove"] for action in actions if "remove" in action)
-        if _is_own(remove["path"])
+        if is_own_path(remove["path"])
     ]
-
-
-def _is_own(path: str) -> bool:
-    """Return whether a path of the log is literally a path in the table's folder.
-
-    A shallow clone references files of another table, and the log encodes unusual characters.
-    """
-    return not re.search(r"[:%]|^/|(^|/)\.\.?(/|$)", path)
 
 
 def _read_ledger(store: pafs.FileSystem) -> _Ledger:
@@ -313,7 +304,7 @@ def _read_ledger(store: pafs.FileSystem) -> _Ledger:
             ReplacedFile(str(name), int(size), float(at), bool(large and large[0]))
             for name, size, at, *large in data["files"]
         ]
-        return _Ledger(int(data["through"]), {f.path: f for f in files if _is_own(f.path)})
+        return _Ledger(int(data["through"]), {f.path: f for f in files if is_own_path(f.path)})
     except FileNotFoundError:
         return _Ledger(-1)
     except (ValueError, KeyError, TypeError):

@@ -5,6 +5,7 @@
 `check_merged` checks the rows that a merge changed in SCD tables, and `check_all` checks all rows.
 """
 
+from pgcdc_assets.verify.change_logs import find_change_logs, is_change_log, is_comparable
 from pgcdc_assets.verify.compare_digests import compare_at, compare_tables
 from pgcdc_assets.verify.compare_rows import compare_table, key_columns
 from pgcdc_assets.verify.comparison_point import Moment, source_moment, wait_captured
@@ -26,6 +27,9 @@ __all__ = [
     "compare_at",
     "compare_table",
     "compare_tables",
+    "find_change_logs",
+    "is_change_log",
+    "is_comparable",
     "key_columns",
     "read_uncertain_values",
     "record_comparison",

@@ -329,8 +329,8 @@ class _TableComparison:
     def _look_into(self, buckets: Sequence[str]) -> None:
         source = self.calls.iterate(self.source.rows(buckets))
         found = find_differing_keys(source, self.target.rows(buckets))
-        for kind, key_digest in found:
-            self.counts[kind] += 1
+        for kind, key_digest, count in found:
+            self.counts[kind] += count
             if kind is DifferenceKind.KEPT:
                 continue
             examined = self._examined[kind]
@@ -355,18 +355,19 @@ class _TableComparison:
     def _differences(
         self,
         kind: DifferenceKind,
-        source: Mapping[str, Sequence[RowDetail]],
-        target: Mapping[str, Sequence[RowDetail]],
+        source: Mapping[str, RowDetail],
+        target: Mapping[str, RowDetail],
     ) -> Iterator[Difference]:
         for digest in dict.fromkeys(self._examined[kind]):
-            ours, theirs = source.get(digest, ()), target.get(digest, ())
-            if not (ours or theirs):
+            ours, theirs = source.get(digest), target.get(digest)
+            shown = ours or theirs
+            if shown is None:
                 continue
             columns: tuple[str, ...] = ()
             if kind is DifferenceKind.DIFFERS and ours and theirs:
-                pairs = zip(self.names, ours[0].columns, theirs[0].columns, strict=True)
+                pairs = zip(self.names, ours.columns, theirs.columns, strict=True)
                 columns = tuple(name for name, mine, other in pairs if mine != other)
-            yield Difference(kind, (ours or theirs)[0].key, columns)
+            yield Difference(kind, shown.key, columns)
 
 
 def _grouped(sizes: Mapping[str, int]) -> Iterator[list[str]]:
@@ -383,8 +384,9 @@ def _grouped(sizes: Mapping[str, int]) -> Iterator[list[str]]:
         yield group
 
 
-def _by_key(details: Iterable[RowDetail]) -> dict[str, list[RowDetail]]:
-    found: dict[str, list[RowDetail]] = {}
+def _by_key(details: Iterable[RowDetail]) -> dict[str, RowDetail]:
+    """Return the first row of each key."""
+    found: dict[str, RowDetail] = {}
     for detail in details:
-        found.setdefault(detail.key_digest, []).append(detail)
+        found.setdefault(detail.key_digest, detail)
     return found

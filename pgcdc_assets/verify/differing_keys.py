@@ -1,68 +1,76 @@
-"""Comparison of two streams of digests, in the order of the digests of keys."""
+"""Comparison of two streams of digests, in the order of the digests of keys and rows."""
 
 from __future__ import annotations
 
+import heapq
 import itertools
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from operator import itemgetter
 
 from pgcdc_assets.verify.report import DifferenceKind
 
-# The digest of a row, and whether a row that only the target has is a kept row of a detached
-# partition.
-_TargetRow = tuple[str, bool]
-
-_Row = TypeVar("_Row", tuple[str, str], tuple[str, str, bool])
+# The digests of key and row, the number of such rows in source and target, and the number of such
+# rows of the target that may be kept rows of detached partitions.
+_Rows = tuple[str, str, int, int, int]
 
 
 def find_differing_keys(
-    source: Iterable[tuple[str, str]], target: Iterable[tuple[str, str, bool]]
-) -> Iterator[tuple[DifferenceKind, str]]:
-    """Compare two streams in key order, and yield each difference with the digest of its key.
+    source: Iterable[tuple[str, str, int]], target: Iterable[tuple[str, str, int, int]]
+) -> Iterator[tuple[DifferenceKind, str, int]]:
+    """Compare two streams, and yield the differences: the digest of the key, and a number of rows.
 
-    Rows may share a key.
+    Rows may share a key. No more than one row of each side is in memory: a key may have any number
+    of rows.
 
     Args:
-        source: digests of key and row.
-        target: digests of key and row, and whether the row may be a kept row of a detached
-            partition, if only the target has the row.
+        source: digests of key and row, and the number of such rows.
+        target: the same, and the number of rows that may be kept rows of a detached partition, if
+            only the target has the rows.
     """
-    ours = ((key, [digest for _, digest in rows]) for key, rows in _runs(source))
-    theirs = ((key, [(digest, old) for _, digest, old in rows]) for key, rows in _runs(target))
-    mine, other = next(ours, None), next(theirs, None)
-    while mine is not None or other is not None:
-        if other is None or (mine is not None and mine[0] < other[0]):
-            assert mine is not None
-            yield from itertools.repeat((DifferenceKind.MISSING, mine[0]), len(mine[1]))
-            mine = next(ours, None)
-        elif mine is None or other[0] < mine[0]:
-            yield from _only_in_target(other[0], [old for _, old in other[1]])
-            other = next(theirs, None)
-        else:
-            yield from _of_one_key(mine[0], mine[1], other[1])
-            mine, other = next(ours, None), next(theirs, None)
+    rows: Iterator[_Rows] = heapq.merge(
+        ((key, row, count, 0, 0) for key, row, count in source),
+        ((key, row, 0, count, old) for key, row, count, old in target),
+    )
+    for key, of_key in itertools.groupby(rows, key=itemgetter(0)):
+        found = _OneSided()
+        for _, equal in itertools.groupby(of_key, key=itemgetter(1)):
+            found.add(equal)
+        for kind, count in found.differences():
+            if count:
+                yield kind, key, count
 
 
-def _of_one_key(
-    key: str, mine: list[str], other: list[_TargetRow]
-) -> Iterator[tuple[DifferenceKind, str]]:
-    digests = [digest for digest, _ in other]
-    if mine == digests:
-        return
-    only_mine, only_other = Counter(mine) - Counter(digests), Counter(digests) - Counter(mine)
-    pairs = min(only_mine.total(), only_other.total())
-    yield from itertools.repeat((DifferenceKind.DIFFERS, key), pairs)
-    yield from itertools.repeat((DifferenceKind.MISSING, key), only_mine.total() - pairs)
-    old = sorted((old for digest, old in other if digest in only_other), reverse=True)
-    yield from _only_in_target(key, old[: only_other.total() - pairs])
+@dataclass
+class _OneSided:
+    """The numbers of rows of one key that only one side has.
 
+    Attributes:
+        old: rows of `extra` that may be kept rows of a detached partition.
+    """
 
-def _only_in_target(key: str, old: Sequence[bool]) -> Iterator[tuple[DifferenceKind, str]]:
-    for is_old in old:
-        yield DifferenceKind.KEPT if is_old else DifferenceKind.EXTRA, key
+    missing: int = 0
+    extra: int = 0
+    old: int = 0
 
+    def add(self, equal: Iterable[_Rows]) -> None:
+        """Add the rows of one digest."""
+        ours = theirs = old = 0
+        for _, _, in_source, in_target, may_be_old in equal:
+            ours += in_source
+            theirs += in_target
+            old += may_be_old
+        self.missing += max(0, ours - theirs)
+        if theirs > ours:
+            self.extra += theirs - ours
+            self.old += old
 
-def _runs(rows: Iterable[_Row]) -> Iterator[tuple[str, list[_Row]]]:
-    for key, group in itertools.groupby(rows, key=lambda row: row[0]):
-        yield key, list(group)
+    def differences(self) -> Iterator[tuple[DifferenceKind, int]]:
+        """Yield the numbers by kind. A missing and an extra row of the key are one other row."""
+        pairs = min(self.missing, self.extra)
+        unpaired = self.extra - pairs
+        kept = min(self.old, unpaired)
+        yield DifferenceKind.DIFFERS, pairs
+        yield DifferenceKind.MISSING, self.missing - pairs
+        yield DifferenceKind.KEPT, kept
+        yield DifferenceKind.EXTRA, unpaired - kept

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 _VIEW = "pgcdc_rows"
 _OLDER_VIEW = "pgcdc_older_rows"
 
+# The bound of the keys in memory. The log has the compressed size of the rows only.
+_MOST_KEY_BYTES = 32 * 1024 * 1024
+# Of rows that are decoded at once. A value in a dictionary of a Parquet file has up to 1 MB.
+_BATCH_ROWS = 1024
+
 
 def count_duplicates(
     session: SparkSession, image: DataFrame, key: MergeKey, since: Lsn | None
@@ -57,24 +62,35 @@ def count_small_duplicates(zone: RawZone, pinned: TableVersion) -> tuple[int, in
     """Count the rows of a small table, and its keys that occur more than once, by pyarrow.
 
     Returns:
-        None if Spark has to count: for keys with NULL, whose text may be in `_rescued`, and with
-        types for which Arrow's and Spark's equality differ.
+        None if Spark has to count: for keys with NULL, whose text may be in `_rescued`, with types
+        for which Arrow's and Spark's equality differ, and for keys that need much memory.
     """
     if pinned.files is None:
         return None
     files = filesystem(zone.lake, pinned.path)
-    found = []
+    found: list[pa.Table] = []
+    row_count = size = 0
     try:
         for uri in pinned.files:
             with files.open_input_file(uri.removeprefix(f"{pinned.path}/")) as source:
                 file = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
-                found.append(file.read(list(pinned.key), use_threads=False))
+                row_count += file.metadata.num_rows
+                for batch in file.iter_batches(
+                    _BATCH_ROWS, columns=list(pinned.key), use_threads=False
+                ):
+                    size += batch.nbytes
+                    if size > _MOST_KEY_BYTES:
+                        return None
+                    found.append(pa.Table.from_batches([batch]))
         keys = pa.concat_tables(found, promote_options="permissive") if found else None
     except (OSError, pa.ArrowException):
         # Spark reads the table, or explains what is wrong.
         return None
-    if keys is None:
+    if not row_count:
         return 0, 0
+    if keys is None or keys.num_rows < row_count:
+        # A file lacks the columns of the key.
+        return None
     if keys.column_names != list(pinned.key) or not all(map(_is_plain, keys.columns)):
         return None
     counts = keys.group_by(pinned.key, use_threads=False).aggregate([([], "count_all")])

@@ -16,6 +16,7 @@ from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.lsn import Lsn, Position
+from pgcdc_assets.raw.delta_log import is_own_path
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.parquet import read_parquet
@@ -154,7 +155,10 @@ def read_pinned(session: SparkSession, pinned: TableVersion, *, is_small: bool) 
 
 
 def _plain_files(table: DeltaTable, path: str, files: pa.Table) -> tuple[str, ...] | None:
-    """Return the URIs of the files if their columns have the table's names and types."""
+    """Return the URIs of the files if their columns have the table's names and types.
+
+    Only Delta reads files of another table, to which a shallow clone refers.
+    """
     protocol = table.protocol()
     further = set(protocol.reader_features or ()) - _PLAIN_FEATURES
     # delta-rs adds the feature to a table whose properties it sets.
@@ -162,7 +166,8 @@ def _plain_files(table: DeltaTable, path: str, files: pa.Table) -> tuple[str, ..
         further.clear()
     if protocol.min_reader_version == 2 or further:
         return None
-    return tuple(f"{path}/{file}" for file in files.column("path").to_pylist())
+    names = files.column("path").to_pylist()
+    return tuple(f"{path}/{name}" for name in names) if all(map(is_own_path, names)) else None
 
 
 def _rows_by_file(files: pa.Table, hidden: Mapping[str, int]) -> list[int] | None:

@@ -61,12 +61,14 @@ class TargetDigests:
         is_old = "false" if kept_end is None else f"{LSN} < {int(kept_end)}"
         view = f"{_VIEW}{number}"
         frame.createOrReplaceTempView(view)
-        texts = ", ".join(f"{column.text} AS text_{i}" for i, column in enumerate(columns))
+        # A table may have no column.
+        selected = [f"{column.text} AS text_{i}" for i, column in enumerate(columns)]
+        selected.append(f"{is_old} AS is_old")
         pieces = [_piece(i) for i in range(len(columns))]
         self._rows = (
             f"SELECT *, md5(concat({', '.join(pieces[i] for i in self._key)})) AS key_digest, "
             f"md5(concat({', '.join(pieces)})) AS row_digest "
-            f"FROM (SELECT {texts}, {is_old} AS is_old FROM {view}{is_there})"
+            f"FROM (SELECT {', '.join(selected)} FROM {view}{is_there})"
         )
 
     def buckets_sql(self, digits: int) -> str:
@@ -78,15 +80,17 @@ class TargetDigests:
             f"FROM ({self._rows}) GROUP BY substr(key_digest, 1, {digits})"
         )
 
-    def rows(self, buckets: Sequence[str]) -> Iterator[tuple[str, str, bool]]:
-        """Yield digests of key and row of all rows in the buckets, in the order of key digests.
+    def rows(self, buckets: Sequence[str]) -> Iterator[tuple[str, str, int, int]]:
+        """Yield the digests of key and row in the buckets in order, with the number of such rows.
 
-        The third value is whether the row may be a kept row of a detached partition.
+        The last value is how many of them may be kept rows of detached partitions.
         """
         wanted = ", ".join(string(bucket) for bucket in buckets)
         found: pa.Table = self._session.sql(
-            f"SELECT key_digest, row_digest, is_old FROM ({self._rows}) "
-            f"WHERE substr(key_digest, 1, {len(buckets[0])}) IN ({wanted}) ORDER BY key_digest"
+            "SELECT key_digest, row_digest, count(*) AS row_count, count_if(is_old) AS old_count "
+            f"FROM ({self._rows}) "
+            f"WHERE substr(key_digest, 1, {len(buckets[0])}) IN ({wanted}) "
+            "GROUP BY key_digest, row_digest ORDER BY key_digest, row_digest"
         ).toArrow()
         for batch in found.to_batches(max_chunksize=10_000):
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)

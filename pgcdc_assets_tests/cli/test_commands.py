@@ -19,11 +19,13 @@ from pgcdc_assets.cli import main
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets.verify import Comparison
 from pgcdc_assets_tests.support.commands import pgcdc
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.raw.epochs import EPOCH
 from pgcdc_assets_tests.support.raw.rows import landed_range
+from pgcdc_assets_tests.support.verify.empty_images import create_image
 
 NOWHERE = "postgresql://nobody:sesame@127.0.0.1:1/nowhere"
 
@@ -346,10 +348,14 @@ def test_verify_before_the_first_sync_names_the_remedy(
 
 @pytest.fixture
 def uncompared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Write a code location with a table that mirrors the source, and tables that do not."""
+    """Write a code location with tables that mirror the source, and tables that do not."""
+    zone = RawZone(Lake(str(tmp_path / "lake")), "mine")
+    create_image(zone, TableName("s", "keyed"), ("id",))
+    create_image(zone, TableName("s", "log"), ())
     (tmp_path / "uncompared_location.py").write_text(
         "from pgcdc_assets import CdcCapture, CdcTable, build_cdc_definitions\n"
         'tables = (CdcTable("s", "image"), CdcTable("s", "log", without_key="log"),\n'
+        '          CdcTable("s", "keyed", without_key="log"),\n'
         '          CdcTable("s", "history", (2,)))\n'
         'defs = build_cdc_definitions(CdcCapture("mine", "pub", tables))\n'
     )

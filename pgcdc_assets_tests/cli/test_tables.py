@@ -197,3 +197,35 @@ def test_a_condition_heals_its_rows_and_stays_in_the_process(
         (failure,) = again.get_step_failure_events()
         assert "not stored with its run" in str(failure.event_specific_data)
         assert instance.fetch_materializations(snapshot, limit=10).records == [entry]
+
+
+LOGS = """
+from pgcdc_assets import CdcCapture, CdcTable, build_cdc_definitions
+
+tables = tuple(CdcTable("public", name, without_key="log") for name in ("t", "u"))
+defs = build_cdc_definitions(CdcCapture("mine", "pub", tables, slot="{slot}"))
+"""
+
+
+@pytest.mark.sampled
+def test_a_table_with_a_key_is_compared_if_tables_without_a_key_are_logs(
+    database: Database,
+    locations: Locations,
+    spark: SparkSession,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    database.execute("create table t (id int primary key, v text)")
+    database.execute("create table u (v text); alter table u replica identity full")
+    database.execute("insert into t values (1, 'a'); insert into u values ('a')")
+    database.execute("create publication pub for table t, u")
+    module = locations.write(database, LOGS.format(slot=f"s_{database.name}"))
+    assert main(["sync", "-m", module]) == 0
+    live = delta_table(table_path(Lake(str(tmp_path / "lake")), "mine", "public", "t", 1))
+    spark.sql(f"UPDATE {live} SET v = 'wrong'")
+    capsys.readouterr()
+    assert main(["verify", "-m", module]) == 1
+    printed = capsys.readouterr()
+    assert re.search(r"differs +'1' +v", printed.out)
+    assert "Not compared: public.u: without_key: log" in printed.out
+    assert main(["verify", "-m", module, "public.u"]) == 2

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.sql import delta_table
+from pgcdc_assets.spark.tuning import SMALL_BYTES
 from pgcdc_assets.verify.image_rules import count_duplicates, count_small_duplicates
 from pgcdc_assets.verify.merge_key import MergeKey
 from pgcdc_assets.verify.table_version import TableVersion
@@ -101,6 +102,14 @@ def test_the_count_equals_that_of_spark(
 @pytest.mark.parametrize("columns", LEFT_TO_SPARK.values(), ids=LEFT_TO_SPARK)
 def test_keys_with_several_forms_are_left_to_spark(tmp_path: Path, columns: Columns) -> None:
     zone, version = make(tmp_path, columns)
+    assert count_small_duplicates(zone, version) is None
+
+
+def test_small_files_whose_keys_need_much_memory_are_left_to_spark(tmp_path: Path) -> None:
+    start = "a" * 10_000
+    zone, version = make(tmp_path, [([f"{start}{n}" for n in range(4_000)], pa.string())])
+    assert version.files is not None
+    assert sum(Path(file).stat().st_size for file in version.files) < SMALL_BYTES / 10
     assert count_small_duplicates(zone, version) is None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets_tests.support.merge.pipeline import Pipeline
 from pgcdc_assets_tests.support.verify.comparison import verify
 
@@ -39,3 +40,28 @@ def test_rescued_values_are_equal_to_their_source(pipeline: Pipeline) -> None:
     pipeline.assert_equal("t")
     pipeline.database.execute("update t set d = '-infinity' where d = 'infinity'")
     assert not pipeline.compare().is_equal
+
+
+@pytest.mark.sampled
+def test_the_rows_of_a_table_without_columns_are_counted(pipeline: Pipeline) -> None:
+    pipeline.start(
+        "create table t ()",
+        "alter table t replica identity full",
+        "insert into t default values",
+    )
+    pipeline.sync()
+    assert verify(pipeline).is_equal
+    for _ in range(2):
+        pipeline.database.execute("insert into t default values")
+    pipeline.database.execute("delete from t where ctid = (select min(ctid) from t)")
+    pipeline.sync()
+    found = verify(pipeline)
+    assert (found.is_equal, found.source_rows, found.target_rows) == (True, 2, 2)
+    pipeline.spark.sql(f"DELETE FROM {delta_table(pipeline.path())} WHERE _ordinal = 0")
+    found = verify(pipeline)
+    assert 0 < found.missing == 2 - found.target_rows
+    pipeline.database.execute("alter table t add column v text")
+    pipeline.database.execute("insert into t values ('a')")
+    pipeline.copy("t")
+    pipeline.sync()
+    assert verify(pipeline).is_equal

@@ -35,6 +35,7 @@ from pgcdc_assets.verify import (
     Moment,
     check_all,
     compare_tables,
+    is_change_log,
     read_uncertain_values,
     record_comparison,
     source_moment,
@@ -78,11 +79,7 @@ def build_table_checks(
         name=names.check_tables_step,
         specs=[
             *(full_spec(key, scd) for (_, _, scd), key in step_keys.items()),
-            *(
-                _equality_spec(key)
-                for (schema, table, scd), key in step_keys.items()
-                if scd == 1 and tables[TableName(schema, table)].mirrors_source
-            ),
+            *(_equality_spec(key) for (_, _, scd), key in step_keys.items() if scd == 1),
             *(_registration_spec(key) for key in step_keys.values() if capture.catalog is not None),
         ],
         can_subset=True,
@@ -147,6 +144,8 @@ class _CheckRun:
                     registered[CatalogTable(table.name, scd, self._path(table, scd))] = check
                 elif check.name == INVARIANTS_IN_FULL:
                     yield check, found(check, self._invariants(table, scd))
+                elif is_change_log(self.zone, table):
+                    yield check, _not_compared(check)
                 else:
                     compared[check] = table
             except PgcdcError as error:
@@ -265,6 +264,18 @@ def _not_judged(check: dg.AssetCheckKey, reason: str) -> dg.AssetCheckResult:
         passed=False,
         severity=dg.AssetCheckSeverity.WARN,
         description=f"Not judged yet. {reason}",
+        metadata={"is_judged": False, "reason": reason},
+    )
+
+
+def _not_compared(check: dg.AssetCheckKey) -> dg.AssetCheckResult:
+    """Return the result of a table whose rows are not those of the source by its settings."""
+    reason = "The source table has no key, so `without_key: log` makes this table a log of changes."
+    return dg.AssetCheckResult(
+        asset_key=check.asset_key,
+        check_name=check.name,
+        passed=True,
+        description=f"Not compared. {reason}",
         metadata={"is_judged": False, "reason": reason},
     )
 

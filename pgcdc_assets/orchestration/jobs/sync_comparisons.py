@@ -16,6 +16,7 @@ from pgcdc_assets.raw.uncertain_values import not_comparable
 from pgcdc_assets.verify import (
     Comparison,
     compare_tables,
+    is_comparable,
     record_comparison,
     source_moment,
     wait_captured,
@@ -40,7 +41,7 @@ def compare_uncertain_tables(
     if not uncertain:
         return report
     zone, capture = loaded.zone, loaded.capture
-    compared = [table for table in uncertain if table.mirrors_source]
+    compared = [table for table in uncertain if is_comparable(zone, table)]
     found = zone.schema_events.record(
         [not_comparable(event) for table, event in uncertain.items() if table not in compared]
     )

@@ -28,6 +28,7 @@ from pgcdc_assets.orchestration.state import find_uncertain_tables
 from pgcdc_assets.raw.uncertain_values import not_comparable
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.verify import is_comparable
 
 PURPOSE = "compare"
 
@@ -44,7 +45,7 @@ def request_comparisons(
     """
     requests = []
     for table, event in find_uncertain_tables(zone, capture).items():
-        if not table.mirrors_source:
+        if not is_comparable(zone, table):
             zone.schema_events.record([not_comparable(event)])
             continue
         tags = {EVENT_TAG: event_key(event), TABLES_TAG: table.partition_key}

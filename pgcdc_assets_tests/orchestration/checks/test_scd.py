@@ -19,7 +19,9 @@ from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource,
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.spark import session
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets.verify import Comparison, ComparisonFailure, Findings, Moment
+from pgcdc_assets_tests.support.verify.empty_images import create_image
 
 NAME = "test"
 TABLES = ("a", "b", "c")
@@ -51,8 +53,11 @@ def compare_equal(*arguments: Any, **_: Any) -> Iterator[Comparison]:
     return (Comparison(t.schema, t.table, 1, 1, lsn=Lsn(0x50)) for t in targets)
 
 
-def check_all_tables(zone: RawZone, instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
-    capture = CdcCapture(NAME, "pub", tuple(CdcTable("public", table) for table in TABLES))
+def check_all_tables(
+    zone: RawZone, instance: dg.DagsterInstance, without_key: str = "bag"
+) -> dg.ExecuteInProcessResult:
+    tables = (CdcTable("public", table, without_key=without_key) for table in TABLES)
+    capture = CdcCapture(NAME, "pub", tuple(tables))
     definitions = build_cdc_definitions(
         capture,
         postgres=PostgresResource(capture=NAME, conninfo="postgresql://127.0.0.1:1/nowhere"),
@@ -141,3 +146,19 @@ def test_results_of_a_comparison_that_ends_early_are_kept(
     data = failure.step_failure_data.user_failure_data
     assert data is not None
     assert "public.b (equals_source), public.c (equals_source)" in (data.description or "")
+
+
+def test_a_log_of_changes_is_not_compared_and_a_table_with_a_key_is(
+    zone: RawZone, instance: dg.DagsterInstance
+) -> None:
+    for table, key in (("a", ()), ("b", ("id",)), ("c", ("id",))):
+        create_image(zone, TableName("public", table), key)
+    result = check_all_tables(zone, instance, "log")
+    assert result.success
+    assert passed(result) == {(t, c) for t in TABLES for c in (EQUALS_SOURCE, INVARIANTS_IN_FULL)}
+    compared = {
+        evaluation.asset_key.path[-1]
+        for evaluation in result.get_asset_check_evaluations()
+        if "source_row_count" in evaluation.metadata
+    }
+    assert compared == {"b", "c"}
