@@ -37,8 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(sys.stdout, io.TextIOWrapper):
             # A name of a table may have characters that the encoding of the terminal lacks.
             sys.stdout.reconfigure(errors="backslashreplace")
-    parser = build_parser()
-    options = parser.parse_args(arguments)
+    options = _parse(arguments)
     signal.signal(signal.SIGTERM, _interrupt)
     log = None if options.debug or options.verbose else open_log(options.name_of_command)
     try:
@@ -52,6 +51,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if is_own_process:
             # At its end the interpreter collects all objects, which takes up to two seconds.
             gc.freeze()
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the arguments. `--help`, `--version` and a wrong argument end the process here."""
+    try:
+        try:
+            return build_parser().parse_args(arguments)
+        except SystemExit:
+            # Python would fail when it writes the rest at its exit.
+            flush_result()
+            raise
+    except BrokenPipeError:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                discard(stream)
+        raise SystemExit(INTERRUPTED) from None
+    except OSError as error:
+        discard(sys.stdout)
+        complain(f"The help cannot be written: {error.strerror}.")
+        raise SystemExit(1) from None
 
 
 def _run(options: argparse.Namespace, log: LibraryLog | None) -> int:

@@ -9,15 +9,14 @@ already running is used, and is not stopped.
 
 from __future__ import annotations
 
-import signal
 import socket
 import subprocess
 import time
 import urllib.request
-from types import FrameType
 
 from pgcdc_assets.demo.console import print_progress, say
 from pgcdc_assets.demo.dagster_dev import start_dagster, stop_dagster
+from pgcdc_assets.demo.interrupts import interrupts_deferred, raise_at_signals
 from pgcdc_assets.demo.stage import FOLDER, LiveWorkload, Stage, stage
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.project.code_location import DEFAULT_MODULE
@@ -50,8 +49,7 @@ def run_dev(
         ConfigurationError: the port is in use, or another demonstration runs in this folder.
     """
     _check_free(port)
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, _interrupt)
+    raise_at_signals()
     try:
         with (
             stage(lake, fresh=fresh, scale=scale) as set_up,
@@ -65,12 +63,13 @@ def run_dev(
 
 def _run_dagster(set_up: Stage, port: int) -> int:
     say("Starting Dagster")
-    dagster = start_dagster(
-        [*_code_location(), "-h", HOST, "-p", str(port)],
-        project_root(),
-        {"DAGSTER_HOME": str(prepare_home())},
-    )
+    arguments = [*_code_location(), "-h", HOST, "-p", str(port)]
+    environment = {"DAGSTER_HOME": str(prepare_home())}
+    dagster: subprocess.Popen[bytes] | None = None
     try:
+        # An interrupt between the fork and the assignment would leave Dagster.
+        with interrupts_deferred():
+            dagster = start_dagster(arguments, project_root(), environment)
         if _answers(dagster, port):
             say(
                 f"Dagster: http://{HOST}:{port}  The shop: psql '{set_up.conninfo}'  Ctrl-C stops "
@@ -78,9 +77,10 @@ def _run_dagster(set_up: Stage, port: int) -> int:
             )
         return dagster.wait()
     finally:
-        if dagster.poll() is None:
-            say("Stopping Dagster")
-        stop_dagster(dagster)
+        if dagster is not None:
+            if dagster.poll() is None:
+                say("Stopping Dagster")
+            stop_dagster(dagster)
 
 
 def _code_location() -> list[str]:
@@ -112,10 +112,3 @@ def _check_free(port: int) -> None:
                 reason=f"port {port} of {HOST} is in use: stop the program that listens, or choose "
                 "another with `python -m pgcdc_assets.demo dev --port 3001`"
             ) from error
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    # Ignore a second signal, which would interrupt the end of the child processes.
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, signal.SIG_IGN)
-    raise KeyboardInterrupt

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import psutil
 
+from pgcdc_assets.demo.interrupts import interrupts_deferred
 from pgcdc_assets.demo.object_store_program import install
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.local import free_port
@@ -85,34 +86,41 @@ class ObjectStore:
         (objects / self.bucket).mkdir(parents=True, exist_ok=True)
         metadata.mkdir(exist_ok=True)
         log = self.folder / "server.log"
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [
-                    str(program),
-                    *("--port", f"127.0.0.1:{self.port}", "--quiet"),
-                    # Not every file system has the extended attributes that versitygw uses.
-                    *("posix", "--sidecar", str(metadata), str(objects)),
-                ],
-                # Not on the command line, which other users can read.
-                env={
-                    **os.environ,
-                    "ROOT_ACCESS_KEY_ID": self.access_key,
-                    "ROOT_SECRET_ACCESS_KEY": self.secret_key,
-                },
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                # Ctrl-C must not end the server before its clients.
-                start_new_session=True,
-            )
-        self._pid_file.write_text(str(self._process.pid))
+        try:
+            # An interrupt between the fork and the assignments would leave the server.
+            with log.open("ab") as output, interrupts_deferred():
+                self._process = subprocess.Popen(
+                    [
+                        str(program),
+                        *("--port", f"127.0.0.1:{self.port}", "--quiet"),
+                        # Not every file system has the extended attributes that versitygw uses.
+                        *("posix", "--sidecar", str(metadata), str(objects)),
+                    ],
+                    # Not on the command line, which other users can read.
+                    env={
+                        **os.environ,
+                        "ROOT_ACCESS_KEY_ID": self.access_key,
+                        "ROOT_SECRET_ACCESS_KEY": self.secret_key,
+                    },
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    # Ctrl-C must not end the server before its clients.
+                    start_new_session=True,
+                )
+                self._pid_file.write_text(str(self._process.pid))
+            self._wait(self._process, log)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _wait(self, process: subprocess.Popen[bytes], log: Path) -> None:
         deadline = time.monotonic() + _SECONDS_TO_START
         while not _accepts(self.port):
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                self.stop()
+            if process.poll() is not None or time.monotonic() > deadline:
                 raise ConfigurationError(reason=f"The S3 server did not start; its log is {log}")
             time.sleep(_POLL_SECONDS)
-        return self
 
     @property
     def _pid_file(self) -> Path:

@@ -14,17 +14,15 @@ from __future__ import annotations
 import importlib.util
 import os
 import pwd
-import signal
 import stat
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from pgcdc_assets.demo.interrupts import interrupts_deferred
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.local import locked
 
@@ -74,7 +72,7 @@ def run_program(path: Path, *arguments: str) -> tuple[int, str]:
         identity = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
     environment = {name: value for name, value in os.environ.items() if name[:2] != "PG"}
     # Use a file, because a server inherits the output and would keep a pipe open.
-    with tempfile.TemporaryFile("w+") as output, _interrupts_deferred():
+    with tempfile.TemporaryFile("w+") as output, interrupts_deferred():
         status = subprocess.run(
             [str(path), *arguments],
             cwd="/",
@@ -89,26 +87,6 @@ def run_program(path: Path, *arguments: str) -> tuple[int, str]:
         ).returncode
         output.seek(0)
         return status, output.read().strip()
-
-
-@contextmanager
-def _interrupts_deferred() -> Iterator[None]:
-    """Handle SIGINT and SIGTERM after the block. Python handles signals in the main thread only."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    received: set[int] = set()
-    before = {
-        number: signal.signal(number, lambda number, _: received.add(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for each in received:
-            signal.raise_signal(each)
 
 
 def make_reachable(bin_dir: Path, own_folders: Collection[Path]) -> None:

@@ -229,11 +229,11 @@ class SparkResource(dg.ConfigurableResource[None]):
         from dagster_pyspark import LazyPySparkResource
 
         from pgcdc_assets.spark.addresses import check_address, is_on_this_machine, shown
-        from pgcdc_assets.spark.jars import MASTER, with_resolved_jars
+        from pgcdc_assets.spark.embedded_jvm import with_jvm
+        from pgcdc_assets.spark.jars import MASTER
         from pgcdc_assets.spark.session import (
             check_started_for,
             connecting,
-            launched,
             runs_embedded,
             set_lake,
             started,
@@ -264,9 +264,9 @@ class SparkResource(dg.ConfigurableResource[None]):
             if runs_embedded():
                 check_started_for(lake.uri)
         with connecting(remote):
-            used = config if remote else with_resolved_jars(start_conf(config))
+            used = config if remote else with_jvm(start_conf(config))
             resource = LazyPySparkResource(spark_config=used)
-            started_session = started(launched(lambda: resource.spark_session), config)
+            started_session = started(resource.spark_session, config)
             session = set_lake(started_session, bucket)
             if lake.is_local:
                 # The driver of a server on this machine may use a cluster too.

@@ -19,7 +19,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from pgcdc_assets.local import locked
@@ -108,21 +107,6 @@ def with_known_jars(conf: Mapping[str, str]) -> dict[str, str]:
 def is_one_machine(master: str) -> bool:
     """Return whether the driver of a master does the work itself."""
     return master == "local" or master.startswith("local[")
-
-
-def with_resolved_jars(conf: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of a driver in this process with all jars that executors need.
-
-    PySpark replaces the resolved jars of its JVM by the setting `spark.jars`, so a cluster would
-    get the jars of this setting only. The JVM is started here, and resolves the packages.
-    """
-    if not conf.get(JARS) or not conf.get(PACKAGES) or is_one_machine(conf.get(MASTER, "")):
-        return dict(conf)
-    from pyspark import SparkConf, SparkContext
-
-    SparkContext._ensure_initialized(conf=SparkConf().setAll(list(conf.items())))
-    java: Any = SparkContext._jvm
-    return {**conf, JARS: java.java.lang.System.getProperty(JARS) or conf[JARS]}
 
 
 def remember_jars(conf: Mapping[str, str], resolved: str) -> None:

@@ -5,8 +5,8 @@ and listens on a free port of 127.0.0.1. A client needs the server's token, beca
 execute anything that the server's user can. The state file, which only this user can read, contains
 port and token.
 
-The state file is written directly after the process starts, and `ready` is set after a client's
-query succeeds. A killed start therefore leaves a process that the next start finds and ends.
+The process waits until the state file is written, and `ready` is set after a client's query
+succeeds. A killed start therefore leaves no process, or one that the next start finds and ends.
 
 Machines and containers may share a state folder, but a process is visible in its own container
 only. A server of another one is not used, and its files are not deleted (`check_own`).
@@ -35,7 +35,8 @@ from pgcdc_assets.processes import ProcessIdentity, this_namespace
 from pgcdc_assets.spark.jars import MASTER, looking_up_alone
 from pgcdc_assets.spark.java import check_java
 from pgcdc_assets.spark.object_store import start_options, store_of
-from pgcdc_assets.spark.server_process import RunningServer, launch
+from pgcdc_assets.spark.properties_file import check_values, properties_file
+from pgcdc_assets.spark.server_process import RunningServer, launch, release
 from pgcdc_assets.spark.settings import CATALOG, HIVE, server_conf, start_conf, with_user_conf
 
 _PROBE = "pgcdc_assets.spark.readiness_probe"
@@ -178,41 +179,49 @@ class SparkServer:
 
     def _start_at(self, port: int, say: Say) -> RunningServer | None:
         """Start the server on a port; return None if another process has taken the port."""
+        own = server_conf(port, str(self.work_folder), self.conf.get(MASTER))
+        conf = start_options(self.lakes, with_user_conf(own, self.conf))
+        used = start_conf(conf)
+        check_values(used)
         self.work_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.log_file.exists():
             self.log_file.replace(self.log_file.with_name(f"{self.log_file.name}.old"))
-        own = server_conf(port, str(self.work_folder), self.conf.get(MASTER))
-        conf = start_options(self.lakes, with_user_conf(own, self.conf))
-        token = secrets.token_hex(16)
-        with self.alive_file.open("wb") as alive:
-            fcntl.flock(alive, fcntl.LOCK_EX)
-            files = self.work_folder, self.log_file
-            self._child = launch(start_conf(conf), token, *files, alive.fileno())
-        server = RunningServer(
-            self._child.pid,
-            port,
-            token,
-            time.time(),
-            stores=sorted({store for store in map(store_of, self.lakes) if store}),
-            has_hive=conf[CATALOG] == HIVE,
-            process=str(ProcessIdentity.of(self._child.pid)),
-        )
-        try:
-            self._write(server)
-            status = self._wait(self._child, server, conf, say)
-            if status is None:
-                server = replace(server, ready=True)
+        with properties_file(used, self.work_folder) as properties:
+            server = self._launch(port, properties, has_hive=conf[CATALOG] == HIVE)
+            try:
                 self._write(server)
-                return server
-        except BaseException:
-            self._clean_up(server)
-            raise
+                assert self._child is not None
+                release(self._child)
+                status = self._wait(self._child, server, conf, say)
+                if status is None:
+                    server = replace(server, ready=True)
+                    self._write(server)
+                    return server
+            except BaseException:
+                self._clean_up(server)
+                raise
         self._clean_up(server)
         if "BindException" in self._log():
             return None
         raise ConfigurationError(
             reason=f"The Spark server ended with status {status} during its start: "
             f"{self._error_line()}. Its log is {self.log_file}"
+        )
+
+    def _launch(self, port: int, properties: Path, *, has_hive: bool) -> RunningServer:
+        token = secrets.token_hex(16)
+        with self.alive_file.open("wb") as alive:
+            fcntl.flock(alive, fcntl.LOCK_EX)
+            files = self.work_folder, self.log_file
+            self._child = launch(port, properties, token, *files, alive.fileno())
+        return RunningServer(
+            self._child.pid,
+            port,
+            token,
+            time.time(),
+            stores=sorted({store for store in map(store_of, self.lakes) if store}),
+            has_hive=has_hive,
+            process=str(ProcessIdentity.of(self._child.pid)),
         )
 
     def _wait(

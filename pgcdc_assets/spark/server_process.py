@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,10 @@ _PORT_SETTING = "spark.connect.grpc.binding.port"
 
 _SECONDS_TO_STOP = 30.0
 _POLL_SECONDS = 0.05
+
+# A shell that becomes the following command after a line of its standard input. At the end of the
+# input, such as by the end of the process that writes it, the shell ends.
+_AFTER_A_LINE = ("/bin/sh", "-c", 'read -r line && exec "$@" </dev/null', "sh")
 
 # Variables that make Spark's scripts start a client of another server.
 _NOT_INHERITED = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_API_MODE")
@@ -135,12 +139,15 @@ class RunningServer:
 
 
 def launch(
-    conf: Mapping[str, str], token: str, folder: Path, log: Path, held: int
+    port: int, properties: Path, token: str, folder: Path, log: Path, held: int
 ) -> subprocess.Popen[bytes]:
-    """Start a server's process.
+    """Start a server's process, which waits for `release`.
+
+    If this process ends before `release`, the started process ends too. No unknown server remains.
 
     Args:
-        conf: Spark settings.
+        port: TCP port on 127.0.0.1.
+        properties: file with all other Spark settings.
         token: the secret of the server's clients.
         folder: the process's working directory.
         log: file that the process appends its output to.
@@ -150,14 +157,19 @@ def launch(
         ConfigurationError: this Python has no PySpark with a Spark Connect server.
     """
     home = _spark_home()
-    command = [str(home / "bin" / "spark-submit"), "--class", _CLASS, "--name", "pgcdc"]
-    for name, value in conf.items():
-        command += ["--conf", f"{name}={value}"]
+    command = [
+        str(home / "bin" / "spark-submit"),
+        *("--class", _CLASS, "--name", "pgcdc"),
+        # `is_alive` looks for the port.
+        *("--conf", f"{_PORT_SETTING}={port}"),
+        *("--properties-file", str(properties), "--load-spark-defaults"),
+        "spark-internal",
+    ]
     # Spark's report of a failed query may contain values: only this user can read the log.
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         return subprocess.Popen(
-            [*command, "spark-internal"],
+            [*_AFTER_A_LINE, *command],
             cwd=folder,
             env={
                 **{name: v for name, v in os.environ.items() if name not in _NOT_INHERITED},
@@ -166,7 +178,7 @@ def launch(
                 "SPARK_CONNECT_AUTHENTICATE_TOKEN": token,
                 "PYSPARK_PYTHON": sys.executable,
             },
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
             pass_fds=(held,),
@@ -175,6 +187,14 @@ def launch(
         )
     finally:
         os.close(output)
+
+
+def release(process: subprocess.Popen[bytes]) -> None:
+    """Let a process of `launch` start the server."""
+    assert process.stdin is not None
+    # The process may have ended.
+    with suppress(BrokenPipeError), process.stdin as line:
+        line.write(b"\n")
 
 
 def _spark_home() -> Path:

@@ -15,27 +15,23 @@ from __future__ import annotations
 import atexit
 import os
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 from urllib.parse import urlsplit
 
 from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark import SparkContext
-from pyspark.errors import PySparkException, PySparkRuntimeError
+from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession as SparkSession
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.spark.addresses import DEFAULT_PORT, LOCAL_HOSTS, check_listens, shown
+from pgcdc_assets.spark.embedded_jvm import with_jvm
 from pgcdc_assets.spark.errors import condition_of, text_of
 from pgcdc_assets.spark.interrupts import end_jobs_at_interrupts, keeping_interrupt_handler
-from pgcdc_assets.spark.jars import (
-    MASTER,
-    looking_up_alone,
-    remember_jars,
-    with_resolved_jars,
-)
+from pgcdc_assets.spark.jars import MASTER, looking_up_alone, remember_jars
 from pgcdc_assets.spark.java import check_java
 from pgcdc_assets.spark.object_store import LOG_STORE, store_of
 from pgcdc_assets.spark.settings import SESSION_CONF, embedded_conf, start_conf, with_user_conf
@@ -51,7 +47,6 @@ _IN_CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
 # PySpark writes the texts of errors to standard error with these loggers, also of handled errors. A
 # text may quote values of rows, and Dagster shows the standard error of a run.
 _LOGGERS_OF_TEXTS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
-_NOT_LAUNCHED = "JAVA_GATEWAY_EXITED"
 _RAW_LITERALS = "spark.sql.parser.escapedStringLiterals"
 
 
@@ -76,24 +71,10 @@ def spark_session(
         settings = with_user_conf(own, conf or {})
         if remote:
             builder = builder.remote(remote)
-        used = settings if remote else with_resolved_jars(start_conf(settings))
+        used = settings if remote else with_jvm(start_conf(settings))
         for key, value in used.items():
             builder = builder.config(key, value)
-        return started(_with_escapes(launched(builder.getOrCreate)), settings)
-
-
-def launched(start: Callable[[], SparkSession]) -> SparkSession:
-    """Return a session, whose JVM is launched again if the first launch ends at once.
-
-    PySpark forks this process to launch a JVM. If the process also uses gRPC (a Spark Connect
-    client, Dagster), the fork can end in a handler of gRPC before it becomes a JVM. Seen once.
-    """
-    try:
-        return start()
-    except PySparkRuntimeError as error:
-        if error.getCondition() != _NOT_LAUNCHED:
-            raise
-        return start()
+        return started(_with_escapes(builder.getOrCreate()), settings)
 
 
 def started(session: SparkSession, conf: Mapping[str, str]) -> SparkSession:

@@ -264,8 +264,11 @@ def test_a_malformed_dagster_yaml_is_a_wrong_setting(
         "storage: [",
         "storage: {postgres: {password: sesame}}",
         "storage: {postgres: {postgres_db: {password: 48151623}}}",
+        "- sesame",
+        "storage: !!int sesame",
+        "storage: caf\xe9 sesame",
     ):
-        (project.parent / "home" / "dagster.yaml").write_text(text)
+        (project.parent / "home" / "dagster.yaml").write_bytes(text.encode("latin-1"))
         for debug in ([], ["--debug"]):
             assert main(["status", "-m", "pgcdc_assets.definitions", *debug]) == 2
             error = capsys.readouterr().err

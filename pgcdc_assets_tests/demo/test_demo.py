@@ -119,6 +119,28 @@ def test_the_demo_continues_with_its_tables_and_finds_a_planted_difference(
 
 
 @pytest.mark.sampled
+def test_sigterm_to_the_demo_stops_its_postgres(clone: Path) -> None:
+    log = clone / "demo.log"
+    with log.open("wb") as output:
+        demo = subprocess.Popen(
+            command("--scale", "0.02"),
+            cwd=clone,
+            env=environment(clone),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        wait_until(
+            lambda: "Loading the definitions" in log.read_text(), "Postgres", limit_seconds=200
+        )
+        demo.terminate()
+        assert demo.wait(timeout=200) == 130, log.read_text()
+    finally:
+        demo.kill()
+    assert not server_of(clone).is_running
+
+
+@pytest.mark.sampled
 def test_dev_serves_the_ui_with_running_sensors_and_ends_at_one_sigint(
     clone: Path,
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pgcdc_assets.demo import object_store as store_of_demo
 from pgcdc_assets.demo import shop
 from pgcdc_assets.demo.object_store import ObjectStore
 from pgcdc_assets.demo.server import EmbeddedServer
@@ -122,6 +123,19 @@ def test_ctrl_c_while_postgres_starts_leaves_no_server(
     with EmbeddedServer(folder) as server:
         assert server.is_running
     assert not servers_in(folder)
+
+
+@pytest.mark.usefixtures("object_store")
+def test_an_interrupt_while_the_store_starts_leaves_no_server(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(port: int) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store_of_demo, "_accepts", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        ObjectStore(state / "object-store").start()
+    assert not servers_in(state / "object-store")
 
 
 def servers_in(folder: Path) -> list[int]:

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import dagster as dg
+import dagster_pyspark.resources
 import pytest
 
 from pgcdc_assets.cli.check import check_snapshot_source
@@ -17,7 +18,7 @@ from pgcdc_assets.orchestration import resources
 from pgcdc_assets.orchestration.resources import PostgresResource, SparkResource
 from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.raw.lake import Lake
-from pgcdc_assets.spark import jars
+from pgcdc_assets.spark import embedded_jvm
 from pgcdc_assets.spark import session as spark_session
 from pgcdc_assets.spark.jars import MASTER
 from pgcdc_assets.spark.server import SparkServer
@@ -134,11 +135,11 @@ def test_a_run_warns_if_executors_on_other_machines_may_not_share_the_folder_of_
     session = _ClusterSession(master)
     monkeypatch.delenv("PGCDC_SPARK_REMOTE", raising=False)
     monkeypatch.setattr(spark_session, "connecting", lambda _: nullcontext())
-    monkeypatch.setattr(spark_session, "launched", lambda _: session)
+    monkeypatch.setattr(dagster_pyspark.resources, "spark_session_from_config", lambda _: session)
     monkeypatch.setattr(spark_session, "started", lambda *_: session)
     monkeypatch.setattr(spark_session, "set_lake", lambda *_: session)
     monkeypatch.setattr(spark_session, "runs_embedded", lambda: False)
-    monkeypatch.setattr(jars, "with_resolved_jars", lambda conf: conf)
+    monkeypatch.setattr(embedded_jvm, "with_jvm", lambda conf: conf)
     found = _warnings_of_run(SparkResource(spark_config={MASTER: master}), Lake(uri))
     expected = (
         f"The lake {uri} is a folder, and the Spark executors of {master} may be on other machines."

@@ -35,6 +35,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
+PASSWORD = "spark.hadoop.javax.jdo.option.ConnectionPassword"
+VALUE = "#sesame!=:,'\"\\u0041\\\n\t é\U0001f600"
+START = ("spark", "start", "--memory", "1g", "--conf", f"{PASSWORD}={VALUE}")
+
 
 def unexpected_lines(error_output: str) -> list[str]:
     """Return the lines of a command's output that are neither progress nor an error."""
@@ -86,7 +90,7 @@ class Clone:
     def running(self) -> RunningServer:
         """Return the running server; start it if necessary."""
         if self.server.usable() is None:
-            self.pgcdc("spark", "start", "--memory", "1g")
+            self.pgcdc(*START)
         found = self.server.find()
         assert found is not None
         return found
@@ -172,7 +176,7 @@ def test_a_failed_start_is_one_sentence_with_the_cause(clone: Clone, tmp_path: P
 @pytest.mark.sampled
 def test_two_concurrent_starts_share_one_server(clone: Clone) -> None:
     clone.server.stop()
-    both = [clone.begin("spark", "start", "--memory", "1g") for _ in range(2)]
+    both = [clone.begin(*START) for _ in range(2)]
     said = sorted("".join(each.communicate(timeout=280)) for each in both)
     assert [each.returncode for each in both] == [0, 0], said
     outcomes = sorted(re.findall(r"^(Started|Already running): ", "".join(said), re.MULTILINE))
@@ -191,6 +195,43 @@ def test_status_shows_address_process_uptime_and_memory_without_the_token(clone:
     for text in (said, " ".join(psutil.Process(running.pid).cmdline())):
         assert running.token not in text
     assert clone.server.state_file.stat().st_mode & 0o077 == 0
+
+
+def test_a_setting_of_a_server_is_on_no_command_line_and_in_no_file(clone: Clone) -> None:
+    from pyspark.sql.connect.session import SparkSession
+
+    server = psutil.Process(clone.running().pid)
+    for process in [server, *server.children(recursive=True)]:
+        assert "sesame" not in "\n".join([*process.cmdline(), *process.environ().values()])
+    files = [path for path in clone.server.folder.rglob("*") if path.is_file()]
+    assert not [path for path in files if b"sesame" in path.read_bytes()]
+    session = SparkSession.builder.remote(clone.running().remote).create()
+    assert session.conf.get(PASSWORD) == VALUE
+    session.stop()
+
+
+_KILLED_START = """
+import os, signal, sys
+from pathlib import Path
+from pgcdc_assets.spark import server
+
+def launch_and_end(*arguments):
+    launch(*arguments)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+launch, server.launch = server.launch, launch_and_end
+server.SparkServer(Path(sys.argv[1])).start()
+"""
+
+
+def test_a_start_that_is_killed_before_its_record_leaves_no_process(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", _KILLED_START, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    try:
+        wait_until(lambda: java_of(tmp_path) == [], "the process to end", limit_seconds=20)
+    finally:
+        for process in java_of(tmp_path):
+            process.kill()
 
 
 def test_the_server_is_local_and_refuses_clients_without_a_token(
@@ -279,7 +320,7 @@ def test_a_killed_server_is_recognised_and_restarted(clone: Clone) -> None:
     wait_until(lambda: clone.server.find() is None, "the server to be gone")
     assert "No Spark server is running" in clone.pgcdc("spark", "status")
     assert clone.server.usable() is None
-    assert "Started" in clone.pgcdc("spark", "start", "--memory", "1g")
+    assert "Started" in clone.pgcdc(*START)
     assert clone.running().pid != killed
 
 

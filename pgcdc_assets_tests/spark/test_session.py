@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import re
 import shutil
 import subprocess
@@ -272,38 +270,3 @@ def test_an_ended_session_is_replaced_and_the_error_names_a_silent_server(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.sampled
-def test_a_jvm_whose_launch_ends_at_once_is_launched_again(tmp_path: Path) -> None:
-    found = importlib.util.find_spec("pyspark")
-    assert found is not None
-    assert found.origin is not None
-    spark_home = Path(found.origin).parent
-    for each in spark_home.iterdir():
-        if each.name != "bin":
-            (tmp_path / each.name).symlink_to(each)
-    (tmp_path / "bin").mkdir()
-    for each in (spark_home / "bin").iterdir():
-        (tmp_path / "bin" / each.name).symlink_to(each)
-    submit = tmp_path / "bin" / "spark-submit"
-    submit.unlink()
-    submit.write_text(
-        "#!/bin/bash\n"
-        f"[ -e {tmp_path}/launched ] || {{ touch {tmp_path}/launched; exit 1; }}\n"
-        f'exec "{spark_home}/bin/spark-submit" "$@"\n'
-    )
-    submit.chmod(0o755)
-    script = (
-        "from pgcdc_assets.spark.session import spark_session\n"
-        "print(spark_session('again').range(3).count())\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "SPARK_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout.strip()) == (0, "3"), done.stderr[-2000:]
-    assert (tmp_path / "launched").exists()

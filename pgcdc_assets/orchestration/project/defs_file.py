@@ -1,7 +1,7 @@
 """Check of a defs.yaml before Dagster loads it; an error names file, line, setting and remedy.
 
-Dagster's own errors contain errors of pydantic, which quote values. This module composes a file
-into YAML nodes, which have line numbers, and compares the nodes with the component's fields.
+Dagster's own errors contain errors of pydantic, which quote values. This module compares the YAML
+nodes of a file, which have line numbers, with the component's fields.
 """
 
 from __future__ import annotations
@@ -23,6 +23,12 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from pgcdc_assets.catalog_policy import CatalogPolicy
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.orchestration.project.defs_yaml import (
+    read_documents,
+    shown_path,
+    shown_place,
+    value_of,
+)
 from pgcdc_assets.orchestration.project.home import defs_files
 from pgcdc_assets.policies import (
     CheckPolicy,
@@ -85,10 +91,10 @@ def check_defs_folders(folders: Sequence[Path]) -> None:
         for name in _File(path).check():
             if name in declared:
                 raise ConfigurationError(
-                    reason=f"{_shown(path)}: {declared[name]} declares a capture named {name} too; "
-                    "rename one of the two captures"
+                    reason=f"{shown_path(path)}: {declared[name]} declares a capture named {name} "
+                    "too; rename one of the two captures"
                 )
-            declared[name] = _shown(path)
+            declared[name] = shown_path(path)
 
 
 @dataclass(frozen=True)
@@ -97,11 +103,11 @@ class _File:
 
     def check(self) -> list[str]:
         """Check the file; return the names of its captures."""
-        documents = [node for node in self._documents() if node is not None and node.value]
+        documents = [node for node in read_documents(self.path) if node is not None and node.value]
         if not documents:
             raise ConfigurationError(
-                reason=f"{_shown(self.path)}: the file is empty; it must have `type: {COMPONENT}` "
-                "and `attributes`, as `pgcdc init` writes them"
+                reason=f"{shown_path(self.path)}: the file is empty; it must have `type: "
+                f"{COMPONENT}` and `attributes`, as `pgcdc init` writes them"
             )
         names = []
         for document in documents:
@@ -114,27 +120,8 @@ class _File:
     def fail(self, node: yaml.Node, sentence: str) -> NoReturn:
         """Raise a ConfigurationError that names the place of a node."""
         # Omit the cause, because pydantic's errors quote values.
-        raise ConfigurationError(reason=f"{self._place(node.start_mark)}: {sentence}") from None
-
-    def _place(self, mark: yaml.Mark | None) -> str:
-        return shown_place(self.path, mark)
-
-    def _documents(self) -> list[yaml.Node | None]:
-        try:
-            return list(yaml.compose_all(self.path.read_text("utf-8"), yaml.SafeLoader))
-        except yaml.MarkedYAMLError as error:
-            problem = error.problem or "it cannot be read"
-            hint = (
-                "; indent with blanks, because YAML does not allow tabs" if "\\t" in problem else ""
-            )
-            raise ConfigurationError(
-                reason=f"{self._place(error.problem_mark)}: not valid YAML: {problem}{hint}"
-            ) from error
-        except (OSError, UnicodeError, yaml.YAMLError) as error:
-            raise ConfigurationError(
-                reason=f"{_shown(self.path)} cannot be read as YAML in UTF-8 "
-                f"({type(error).__name__})"
-            ) from error
+        place = shown_place(self.path, node.start_mark)
+        raise ConfigurationError(reason=f"{place}: {sentence}") from None
 
     def _component(self, document: yaml.Node) -> tuple[type[BaseModel] | None, yaml.Node]:
         """Find the class of a document's component; None for a class of another package."""
@@ -262,17 +249,21 @@ class _File:
     def _entries(self, node: yaml.Node, place: str, known: Sequence[str]) -> dict[str, yaml.Node]:
         if not isinstance(node, yaml.MappingNode):
             self.fail(node, f"{place} must be a mapping, with lines such as `{known[0]}: ...`")
-        entries: dict[str, yaml.Node] = {}
-        for key, value in node.value:
+        for key, _ in node.value:
             name = key.value if isinstance(key, yaml.ScalarNode) else ""
             if name not in (*known, _MERGE):
                 near = difflib.get_close_matches(name, known, 1)
                 what = f"did you mean `{near[0]}`?" if near else f"known are {', '.join(known)}"
                 self.fail(key, f"unknown setting `{name}` in {place}; {what}")
-            if name in entries:
-                self.fail(key, f"`{name}` is set twice in {place}")
-            entries[name] = value
+        self._check_names(node, place)
         return self._nodes(node)
+
+    def _check_names(self, node: yaml.MappingNode, place: str) -> None:
+        names: set[str] = set()
+        for key, _ in node.value:
+            if key.value in names:
+                self.fail(key, f"`{key.value}` is set twice in {place}")
+            names.add(key.value)
 
     def _checked(self, node: yaml.Node, wanted: Any, place: str) -> Any:
         value = _value(node)
@@ -303,9 +294,10 @@ class _File:
         if get_origin(kind) is dict:
             if not isinstance(node, yaml.MappingNode):
                 self.fail(node, f"`{place}` must be {_allowed(kind)}")
+            self._check_names(node, f"`{place}`")
             return {
-                key.value: self._checked(item, str, f"{place}.{key.value}")
-                for key, item in node.value
+                name: self._checked(item, str, f"{place}.{name}")
+                for name, item in self._nodes(node).items()
             }
         try:
             if isinstance(value, bool) and kind is not bool:
@@ -346,8 +338,7 @@ def _value(node: yaml.Node) -> Any:
         return {key.value: _value(value) for key, value in node.value}
     if isinstance(node, yaml.SequenceNode):
         return [_value(item) for item in node.value]
-    loader = yaml.SafeLoader("")
-    return loader.construct_object(node)
+    return value_of(node)
 
 
 def _known(values: dict[str, Any]) -> dict[str, Any]:
@@ -380,13 +371,3 @@ def _allowed(kind: Any) -> str:
 def _described(description: str | None) -> str:
     text = (description or "the setting is required").rstrip(".")
     return text[0].lower() + text[1:]
-
-
-def shown_place(path: Path, mark: yaml.Mark | None) -> str:
-    """Format a place in a file as `file:line:column`."""
-    shown = _shown(path)
-    return shown if mark is None else f"{shown}:{mark.line + 1}:{mark.column + 1}"
-
-
-def _shown(path: Path) -> str:
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.orchestration.project.defs_file import shown_place
+from pgcdc_assets.orchestration.project.defs_yaml import DefsLoader, shown_place
 from pgcdc_assets.orchestration.project.home import defs_files
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
@@ -48,7 +48,7 @@ class DefsTables:
         # `read_text` would change the line ends.
         text = path.read_bytes().decode()
         for node, document in zip(
-            yaml.compose_all(text, yaml.SafeLoader), yaml.safe_load_all(text), strict=True
+            yaml.compose_all(text, DefsLoader), yaml.load_all(text, DefsLoader), strict=True
         ):
             attributes = document.get("attributes") if isinstance(document, dict) else None
             if isinstance(attributes, dict) and _declares(attributes, capture):
@@ -90,7 +90,7 @@ class DefsTables:
         text = self._inserted(tables)
         expected = [*self.attributes["tables"], *map(table_entry, tables)]
         try:
-            documents = list(yaml.safe_load_all(text))
+            documents = list(yaml.load_all(text, DefsLoader))
         except yaml.YAMLError:
             documents = []
         wanted = {**self.attributes, "tables": expected}
@@ -129,7 +129,7 @@ def find_defs_tables(folders: Sequence[Path], capture: str) -> DefsTables | None
     A name in a template (`{{ env.NAME }}`) is not found.
     """
     for path in defs_files(folders):
-        with suppress(ConfigurationError, OSError, UnicodeError, yaml.YAMLError):
+        with suppress(ConfigurationError, OSError, RecursionError, UnicodeError, yaml.YAMLError):
             found = DefsTables.read(path, capture)
             if found.names:
                 return found

@@ -182,11 +182,12 @@ def open_instance() -> Iterator[dg.DagsterInstance]:
     # Import late: the import of Dagster takes seconds, and commands print progress before it.
     import dagster as dg
     import yaml
+    from dagster_shared.check import CheckError
 
     home = prepare_home()
     try:
         opened = dg.DagsterInstance.from_config(str(home))
-    except (dg.DagsterError, ImportError, yaml.YAMLError) as error:
+    except (dg.DagsterError, CheckError, ImportError, ValueError, yaml.YAMLError) as error:
         # Texts of Dagster and of YAML quote the file, which may have a password. --debug would show
         # the cause.
         raise ConfigurationError(

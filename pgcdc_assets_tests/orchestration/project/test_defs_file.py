@@ -163,6 +163,31 @@ WRONG = {
         "3:1: not valid YAML: found character '\\t' that cannot start any token; indent with ",
     ),
     "an open bracket": (HEAD + "  {name: shop\n", "4:1: not valid YAML: expected ',' or '}'"),
+    "an unknown tag": (
+        GOOD + TABLE + "  slot: !sesame\n",
+        "7:9: not valid YAML: a text that begins with ! must be in quotes",
+    ),
+    "an unknown tag of a section": (
+        GOOD + TABLE + "  windows: !sesame {keep: 3}\n",
+        "7:12: not valid YAML: a text that begins with ! must be in quotes",
+    ),
+    "an alias without an anchor": (
+        GOOD + TABLE + "  slot: *sesame\n",
+        "7:9: not valid YAML: a text that begins with * must be in quotes",
+    ),
+    "a template without quotes": (
+        GOOD + TABLE + "  slot: {{ env.SLOT }}\n",
+        "7:10: not valid YAML: a template must be in quotes",
+    ),
+    "a text with the tag of a number": (
+        GOOD + TABLE + "  merge_parallelism: !!int sesame\n",
+        "7:22: not valid YAML: a value does not have the form of its type",
+    ),
+    "a list in itself": (GOOD + "  tables: &a [*a]\n", "5:11: not valid YAML: found unconstruct"),
+    "an option twice": (
+        GOOD + TABLE + "  spark_config: {spark.a: x, spark.a: y}\n",
+        "7:30: `spark.a` is set twice in `spark_config`",
+    ),
     "no type": ("attributes:\n  name: shop\n", "1:1: `type` is missing; for a capture it is "),
     "a misspelt type": (
         "type: pgcdc_assets.PostgresCdcComponet\nattributes: {}\n",
@@ -270,7 +295,7 @@ def test_names_are_texts_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPa
   slot: "1_0"
   messages: {prefixes: ["1", None]}
   tables:
-    - {name: "1.5", key: ["2024", None], scd: [2], tracked: ["1,2", "{{ env.TRACKED }}"]}
+    - {name: "1.5", key: [2026-13-45, None], scd: [2], tracked: ["1,2", "{{ env.TRACKED }}"]}
 """
     written(tmp_path, HEAD + settings)
     capture = find_captures(load_defs_folders([tmp_path / "defs"]))["shop"].capture
@@ -278,7 +303,7 @@ def test_names_are_texts_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert capture.messages is not None and capture.messages.prefixes == ("1", "None")
     (table,) = capture.tables
     assert table.name == ("1", "5")
-    assert (table.key, table.tracked) == (("2024", "None"), ("1,2", "30"))
+    assert (table.key, table.tracked) == (("2026-13-45", "None"), ("1,2", "30"))
 
 
 def test_every_documented_setting_is_accepted(tmp_path: Path) -> None:

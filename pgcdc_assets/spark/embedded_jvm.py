@@ -1,0 +1,83 @@
+"""The JVM of an embedded session.
+
+PySpark passes the settings of a session to its JVM as arguments of `spark-submit`, which every user
+of the machine can read while the JVM runs. So the JVM is launched here, before PySpark needs it,
+and reads its settings from a file. PySpark then sets them again, through its connection to the JVM.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pyspark import SparkContext
+from pyspark.errors import PySparkRuntimeError
+
+from pgcdc_assets.spark.jars import JARS, MASTER, PACKAGES, is_one_machine
+from pgcdc_assets.spark.properties_file import properties_file
+
+# PySpark adds the arguments in this variable to its own.
+_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
+_DEFAULT_ARGUMENTS = "pyspark-shell"
+_PROPERTIES = "--properties-file"
+_NOT_LAUNCHED = "JAVA_GATEWAY_EXITED"
+
+
+def with_jvm(conf: Mapping[str, str]) -> dict[str, str]:
+    """Launch the JVM of this process, unless it runs, and return the settings of a session in it.
+
+    PySpark replaces the resolved jars of its JVM by the setting `spark.jars`. The executors of a
+    cluster would get the jars of this setting only, so the returned setting has all jars.
+    """
+    # PySpark's own lock of the launch.
+    with SparkContext._lock:
+        if SparkContext._gateway is None:
+            _launch(conf)
+    if not conf.get(JARS) or not conf.get(PACKAGES) or is_one_machine(conf.get(MASTER, "")):
+        return dict(conf)
+    java: Any = SparkContext._jvm
+    return {**conf, JARS: java.java.lang.System.getProperty(JARS) or conf[JARS]}
+
+
+def _launch(conf: Mapping[str, str]) -> None:
+    """Launch the JVM, and once more if the first launch ends at once.
+
+    PySpark forks this process to launch a JVM. If the process also uses gRPC (a Spark Connect
+    client, Dagster), the fork can end in a handler of gRPC before it becomes a JVM. Seen once.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="pgcdc-spark-") as folder,
+        properties_file(conf, Path(folder)) as file,
+        _submit_arguments(file),
+    ):
+        try:
+            SparkContext._ensure_initialized()
+        except PySparkRuntimeError as error:
+            if error.getCondition() != _NOT_LAUNCHED:
+                raise
+            SparkContext._ensure_initialized()
+
+
+@contextmanager
+def _submit_arguments(file: Path) -> Iterator[None]:
+    """Add a properties file to the arguments of PySpark's `spark-submit` for the block."""
+    before = os.environ.get(_ARGUMENTS)
+    given = _DEFAULT_ARGUMENTS if before is None else before
+    if _PROPERTIES in given:
+        # Spark uses the last file of this option: the user's own one.
+        own = ["--extra-properties-file", str(file)]
+    else:
+        own = [_PROPERTIES, str(file), "--load-spark-defaults"]
+    os.environ[_ARGUMENTS] = f"{shlex.join(own)} {given}"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_ARGUMENTS]
+        else:
+            os.environ[_ARGUMENTS] = before
