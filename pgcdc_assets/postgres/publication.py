@@ -39,7 +39,7 @@ with recursive publication as (
     select oid, oid from listed
     union select t.root, i.inhrelid
             from tree t
-            join pg_inherits i on i.inhparent = t.oid
+            join pg_inherits i on i.inhparent = t.oid and not i.inhdetachpending
             join pg_class c on c.oid = i.inhrelid and c.relispartition
 ), published(oid) as (
     select distinct t.oid
@@ -120,7 +120,8 @@ with recursive line(relation, oid) as (
       from line l join pg_class c on c.oid = l.oid
      group by 1
 ), inherits as (
-    select l.relation, jsonb_agg(to_jsonb(i) order by i.inhrelid, i.inhparent) as found
+    select l.relation, jsonb_agg(to_jsonb(i) || jsonb_build_object('xmin', i.xmin::text)
+                                 order by i.inhrelid, i.inhparent) as found
       from line l join pg_inherits i on i.inhrelid = l.oid
      group by 1
 )
