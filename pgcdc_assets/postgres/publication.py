@@ -61,7 +61,7 @@ _PUBLISHED_SCHEMAS = """
 """
 
 _MEMBERS = """
-select c.oid::bigint, c.relkind::text, {columns}
+select c.oid::bigint, {columns}
   from published t
   join pg_class c on c.oid = t.oid
   join pg_namespace n on n.oid = c.relnamespace
@@ -198,13 +198,11 @@ class Member:
     """A relation of a publication.
 
     Attributes:
-        kind: `pg_class.relkind`: r, or p for the root of a partitioned table.
         columns: names of the published columns; None before PG 15: all columns that are not
             generated.
     """
 
     relation_id: int
-    kind: str
     columns: frozenset[str] | None
 
 
@@ -266,8 +264,8 @@ def read_members(conn: Connection, publication: str) -> list[Member]:
     with conn.cursor() as cursor:
         cursor.execute(published_sql(conn) + query, {"publication": publication})
         return [
-            Member(relation_id, kind, None if names is None else frozenset(names))
-            for relation_id, kind, names in cursor
+            Member(relation_id, None if names is None else frozenset(names))
+            for relation_id, names in cursor
         ]
 
 
