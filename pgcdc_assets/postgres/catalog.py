@@ -39,7 +39,7 @@ select c.oid::bigint, n.nspname, c.relname, c.relreplident::text,
                    join pg_attribute a on a.attrelid = c.oid and a.attnum = k.attnum
                   where i.indrelid = c.oid and i.indisprimary
                     and k.position <= i.indnkeyatts), '{}'),
-       c.relnatts
+       c.relnatts, c.relkind = 'p'
   from pg_class c
   join pg_namespace n on n.oid = c.relnamespace
  where c.oid = any(%s::bigint[]::oid[])
@@ -82,17 +82,20 @@ class PublishedTable:
 
     Attributes:
         relation: the relation with the published columns.
-        is_partitioned: the rows are in partitions. If false, a copy reads ONLY the table itself.
         row_filter: SQL text of the publication's WHERE clause; None without a row filter.
         publication: the publication's name.
         declared: the declared name of a table that was renamed since; None: the relation's name.
     """
 
     relation: Relation
-    is_partitioned: bool = False
     row_filter: str | None = None
     publication: str = ""
     declared: TableName | None = None
+
+    @property
+    def is_partitioned(self) -> bool:
+        """The rows are in partitions. Otherwise a copy reads ONLY the table itself."""
+        return self.relation.is_partitioned
 
     @property
     def declared_name(self) -> TableName:
@@ -113,10 +116,10 @@ def published_tables(
     Raises:
         ConfigurationError: the publication does not exist.
     """
-    kinds, relations = _read_published(conn, publication)
+    relations = _read_published(conn, publication)
     row_filters = read_row_filters(conn, publication) if has_filters else {}
     return [
-        PublishedTable(relation, kinds[oid] == "p", row_filters.get(oid), publication)
+        PublishedTable(relation, row_filters.get(oid), publication)
         for oid, relation in relations.items()
     ]
 
@@ -127,14 +130,11 @@ def published_relations(conn: Connection, publication: str) -> list[Relation]:
     Raises:
         ConfigurationError: the publication does not exist.
     """
-    _, relations = _read_published(conn, publication)
-    return list(relations.values())
+    return list(_read_published(conn, publication).values())
 
 
-def _read_published(
-    conn: Connection, publication: str
-) -> tuple[dict[int, str], dict[int, Relation]]:
-    """Return `pg_class.relkind` and the relations by OID, in the order of schema and name."""
+def _read_published(conn: Connection, publication: str) -> dict[int, Relation]:
+    """Return the relations by OID, in the order of schema and name."""
     read_publication(conn, publication)
     members = read_members(conn, publication)
     columns = {member.relation_id: member.columns for member in members}
@@ -146,8 +146,7 @@ def _read_published(
         return (listed is None or name in listed) and (sends_generated or not generated)
 
     relations = read_relations(conn, columns, is_sent)
-    kinds = {member.relation_id: member.kind for member in members}
-    return kinds, {oid: relations[oid] for oid in columns if oid in relations}
+    return {oid: relations[oid] for oid in columns if oid in relations}
 
 
 def read_relations(
@@ -177,7 +176,7 @@ def read_relations(
     oids = {one[1] for own in attributes.values() for one in own}
     types = resolve_types(conn, oids) if with_types else {}
     relations: dict[int, Relation] = {}
-    for oid, schema, table, identity, identity_attnums, primary_key, attribute_count in heads:
+    for oid, schema, table, identity, identity_attnums, primary_key, *facts_of_table in heads:
         kept: list[Column] = []
         for name, type_oid, typmod, attnum, generated, *facts in attributes.get(oid, ()):
             if not is_kept(oid, name, generated):
@@ -203,7 +202,7 @@ def read_relations(
             ReplicaIdentity(identity),
             tuple(kept),
             tuple(primary_key),
-            attribute_count,
+            *facts_of_table,
         )
     return relations
 

@@ -16,7 +16,7 @@ is uncertain.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -155,6 +155,8 @@ def find_places(
     if attributes.has_column_list:
         return None
     there = {column.attnum: column for column in current.columns if column.attnum is not None}
+    if _leaves_out(announced, there.values(), attributes, earlier):
+        return None
     facts: dict[int, set[_Facts]] = {}
     for version in (*known, current):
         for column in version.columns:
@@ -200,6 +202,21 @@ def find_places(
             is_certain = best.is_only or (agrees and not best.has_rival)
             return Places((agreeing or best).attnums, is_certain)
     return None
+
+
+def _leaves_out(
+    announced: Sequence[Column],
+    there: Iterable[Column],
+    attributes: Attributes,
+    earlier: Sequence[Relation],
+) -> bool:
+    """Return whether the message lacks columns that the table had, so places tell nothing.
+
+    The publication had a column list then, or did not send generated columns, and was altered.
+    """
+    known = max((version.highest_attnum for version in earlier), default=0)
+    old = [c for c in there if (c.attnum or 0) <= known and _is_sent(c, attributes)]
+    return len(old) > len(announced)
 
 
 def _is_sent(column: Column | None, attributes: Attributes) -> bool:

@@ -39,7 +39,7 @@ with recursive publication as (
     select oid, oid from listed
     union select t.root, i.inhrelid
             from tree t
-            join pg_inherits i on i.inhparent = t.oid
+            join pg_inherits i on i.inhparent = t.oid and not i.inhdetachpending
             join pg_class c on c.oid = i.inhrelid and c.relispartition
 ), published(oid) as (
     select distinct t.oid
@@ -61,7 +61,7 @@ _PUBLISHED_SCHEMAS = """
 """
 
 _MEMBERS = """
-select c.oid::bigint, c.relkind::text, {columns}
+select c.oid::bigint, {columns}
   from published t
   join pg_class c on c.oid = t.oid
   join pg_namespace n on n.oid = c.relnamespace
@@ -120,7 +120,8 @@ with recursive line(relation, oid) as (
       from line l join pg_class c on c.oid = l.oid
      group by 1
 ), inherits as (
-    select l.relation, jsonb_agg(to_jsonb(i) order by i.inhrelid, i.inhparent) as found
+    select l.relation, jsonb_agg(to_jsonb(i) || jsonb_build_object('xmin', i.xmin::text)
+                                 order by i.inhrelid, i.inhparent) as found
       from line l join pg_inherits i on i.inhrelid = l.oid
      group by 1
 )
@@ -197,13 +198,11 @@ class Member:
     """A relation of a publication.
 
     Attributes:
-        kind: `pg_class.relkind`: r, or p for the root of a partitioned table.
         columns: names of the published columns; None before PG 15: all columns that are not
             generated.
     """
 
     relation_id: int
-    kind: str
     columns: frozenset[str] | None
 
 
@@ -269,8 +268,8 @@ def read_members(conn: Connection, publication: str) -> list[Member]:
     with conn.cursor() as cursor:
         cursor.execute(published_sql(conn) + query, {"publication": publication})
         return [
-            Member(relation_id, kind, None if names is None else frozenset(names))
-            for relation_id, kind, names in cursor
+            Member(relation_id, None if names is None else frozenset(names))
+            for relation_id, names in cursor
         ]
 
 

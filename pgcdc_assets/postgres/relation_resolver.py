@@ -150,12 +150,16 @@ class CatalogResolver:
             with sorted_failures(self._settings, _PURPOSE):
                 entry = self._read(self._conn, announced)
         versions = self._known(oid)
-        known = [version for _, version in versions]
-        same = [version for version in known if version.as_announced() == announced]
         current = entry.relation
+        is_partitioned = any(
+            each.is_partitioned for each in (current, *(version for _, version in versions)) if each
+        )
+        announced = replace(announced, is_partitioned=is_partitioned)
+        known = [replace(version, is_partitioned=is_partitioned) for _, version in versions]
+        same = [version for version in known if version.as_announced() == announced]
         if current is None:
             return Completion(same[-1] if same else complete_relation(announced, {}, entry.types))
-        earlier = [version for lsn, version in versions if lsn <= commit_lsn]
+        earlier = [v for (lsn, _), v in zip(versions, known, strict=True) if lsn <= commit_lsn]
         places = find_places(announced.columns, current, entry.attributes, known, earlier, xid)
         attnums = None if places is None else places.attnums
         completed = complete_relation(announced, {oid: current}, entry.types, attnums)

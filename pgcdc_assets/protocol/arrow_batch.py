@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pgcdc_assets.protocol.frames import Positions
 from pgcdc_assets.protocol.relation import Relation
@@ -129,13 +130,36 @@ def build(rows: Rows, transactions: Transactions, announced: Sequence[Announced]
             of_relation([a.version for a in announced], pa.int32()),
             of_relation([a.relation.schema for a in announced], pa.string()),
             of_relation([a.relation.table for a in announced], pa.string()),
-            _letters(rows.old_kinds),
+            _letters(_kinds_of_old(rows, announced)),
             rows.old,
             rows.new,
             rows.unchanged,
         ],
         schema=DECODED,
     )
+
+
+def _kinds_of_old(rows: Rows, announced: Sequence[Announced]) -> npt.NDArray[np.uint8]:
+    """Return the kinds of the old tuples; K for a tuple that has the primary key only.
+
+    The kind of a message is that of the root, and the old tuple that of the partition with the row
+    (`logicalrep_write_delete` in Postgres's src/backend/replication/logical/proto.c). If the root
+    has REPLICA IDENTITY FULL and the partition has not, the old tuple has NULL outside the key.
+    """
+    kinds = rows.old_kinds
+    for index, each in enumerate(announced):
+        relation = each.relation
+        if not (relation.is_partitioned and relation.has_full_identity and relation.primary_key):
+            continue
+        rest = [i for i, c in enumerate(relation.columns) if c.name not in relation.primary_key]
+        chosen = np.flatnonzero((rows.relations == index) & (kinds == ord("O")))
+        if not rest or not len(chosen):
+            continue
+        is_null = pc.is_null(pc.list_flatten(rows.old.take(pa.array(chosen))))
+        by_row = is_null.to_numpy(zero_copy_only=False).reshape(len(chosen), -1)
+        kinds = kinds.copy()
+        kinds[chosen[by_row[:, rest].all(axis=1)]] = ord("K")
+    return kinds
 
 
 def _letters(codes: npt.NDArray[np.uint8]) -> pa.StringArray:

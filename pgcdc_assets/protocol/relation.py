@@ -85,6 +85,8 @@ class Relation:
         primary_key: names of the primary key's columns in key order; empty without a primary key.
         attribute_count: `pg_class.relnatts` at the time of the catalog query, the highest attnum
             ever assigned; None if unknown.
+        is_partitioned: a partitioned table, whose partitions may have other replica identities. It
+            is not stored in `raw/relations`.
     """
 
     relation_id: int
@@ -94,6 +96,7 @@ class Relation:
     columns: tuple[Column, ...]
     primary_key: tuple[str, ...] = ()
     attribute_count: int | None = field(default=None, compare=False)
+    is_partitioned: bool = field(default=False, compare=False)
 
     @property
     def name(self) -> TableName:

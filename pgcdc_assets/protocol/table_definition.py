@@ -30,7 +30,7 @@ class Membership:
         schemas: the rows of pg_publication_namespace for the schemas of the table and its
             ancestors.
         classes: OID, schema, kind and persistence of the table and its ancestors.
-        inherits: the rows of pg_inherits that lead to the ancestors.
+        inherits: the rows of pg_inherits that lead to the ancestors, with their versions.
         is_missing: there was no publication of this name, and the other attributes are those of the
             last look that found the publication.
     """

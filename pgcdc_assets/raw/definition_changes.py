@@ -109,6 +109,8 @@ def _find_gap(before: TableDefinition, after: TableDefinition) -> str | None:
         )
         if changed or not is_explained:
             return f"The publication was altered ({', '.join(changed) or 'and altered back'})."
+    if then.inherits != now.inherits and not _is_sent_itself(after):
+        return "The partition was detached from its published table and attached again."
     lost = _entries(then) - _entries(now)
     gained = _entries(now) - _entries(then)
     is_limited = any(row.get("prqual") or row.get("columns") for row in then.tables)
@@ -127,6 +129,18 @@ def _find_gap(before: TableDefinition, after: TableDefinition) -> str | None:
     if has_only_schemas and is_moved and before.relation.name == after.relation.name:
         return "The table may have left the published schema and returned."
     return None
+
+
+def _is_sent_itself(definition: TableDefinition) -> bool:
+    """Return whether a table is sent on its own account, and not because of an ancestor."""
+    membership, own = definition.membership, definition.relation.relation_id
+    assert membership.publication is not None
+    schemas = {int(schema) for oid, schema, *_ in membership.classes if int(oid) == own}
+    return (
+        bool(membership.publication["puballtables"])
+        or any(int(row["prrelid"]) == own for row in membership.tables)
+        or any(int(row["pnnspid"]) in schemas for row in membership.schemas)
+    )
 
 
 def _entries(membership: Membership) -> set[tuple[str, str, str]]:

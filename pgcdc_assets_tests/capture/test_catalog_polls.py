@@ -175,12 +175,20 @@ def test_leaves_that_are_published_by_name_are_separate_tables(capturing: Captur
     assert shown(poll(capturing)) == ["old publication_changed"]
     execute("alter table root attach partition old for values from (0) to (10)")
     assert shown(poll(capturing)) == ["old publication_changed!"]
+    execute("alter table root detach partition old; insert into old values (3);"
+            "alter table root attach partition old for values from (0) to (10)")  # fmt: skip
+    assert shown(poll(capturing)) == ["old publication_changed!"]
     execute("alter table root attach partition single for values from (20) to (30)")
     assert poll(capturing) == []
     execute("alter table root rename a to b")
     assert shown(poll(capturing)) == [
         f"{leaf} column_renamed a,b" for leaf in ("leaf", "old", "single")
     ]
+    execute("alter publication pub add table old")
+    assert poll(capturing) == []
+    execute("alter table root detach partition old; insert into old values (4);"
+            "alter table root attach partition old for values from (0) to (10)")  # fmt: skip
+    assert poll(capturing) == []
 
 
 @pytest.mark.every_pg(since=15)

@@ -106,6 +106,31 @@ def test_rows_of_partitions_have_the_published_name_and_occur_once(
     assert moved == ["I"], "a row that moves to another leaf is a delete and an insert"
 
 
+def test_an_old_row_that_has_the_key_only_is_not_whole(capturing: Capturing) -> None:
+    """D9: the root has FULL and p1 has not. Postgres marks all old rows by the root's identity."""
+    execute = capturing.database.execute
+    capturing.begin(
+        "create table p (id int primary key, v text, w text) partition by range (id);"
+        "create table p1 partition of p for values from (0) to (100);"
+        "create table p2 partition of p default;"
+        "alter table p replica identity full; alter table p2 replica identity full;"
+        "insert into p values (1, 'a'), (2, 'b'), (101, 'a'), (103, null);"
+        "insert into p values (102, null, 'b')"
+    )
+    execute("alter publication pub set (publish_via_partition_root = true)")
+    execute("delete from p where id in (1, 101, 103)")
+    execute("update p set id = id + 3 where id in (2, 102)")
+    capturing.capture()
+    assert [(row["op"], row["old_kind"], row["old"]) for row in capturing.rows()] == [
+        ("D", "K", ["1", None, None]),
+        ("D", "O", ["101", "a", None]),
+        # A whole row without other values is no more than its key.
+        ("D", "K", ["103", None, None]),
+        ("U", "K", ["2", None, None]),
+        ("U", "O", ["102", None, "b"]),
+    ]
+
+
 def test_rows_of_a_child_table_are_not_in_its_parent(
     capturing: Capturing,
 ) -> None:

@@ -252,6 +252,21 @@ def test_a_column_that_the_publication_does_not_send_is_no_place(capturing: Capt
     assert _attnums_by_row(capturing) == [{"id": 1, "b": 3}]
 
 
+def test_a_backlog_of_a_column_list_that_is_gone_is_matched_by_name(capturing: Capturing) -> None:
+    """The list leaves out a column between others of one type."""
+    capturing.begin("create table t (id int primary key, a int, b int)")
+    database = capturing.database
+    database.execute("insert into t values (1, 10, 20)")
+    capturing.capture()
+    database.execute("drop publication pub; create publication pub for table t (id, b)")
+    database.execute("insert into t values (2, 10, 20)")
+    database.execute("alter publication pub set table t")
+    database.execute("insert into t values (3, 10, 20)")
+    capturing.capture()
+    whole = {"id": 1, "a": 2, "b": 3}
+    assert _attnums_by_row(capturing) == [whole, {"id": 1, "b": 3}, whole]
+
+
 def test_hundreds_of_announcements_are_resolved_over_one_connection(
     capturing: Capturing, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

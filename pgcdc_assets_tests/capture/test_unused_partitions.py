@@ -7,6 +7,7 @@ import pytest
 
 from pgcdc_assets.capture.schema_watch import poll_catalog
 from pgcdc_assets.postgres.connection import query_connection
+from pgcdc_assets.postgres.publication import read_members
 from pgcdc_assets_tests.capture.test_schema_watch import poll, shown
 from pgcdc_assets_tests.support.captures import Capturing
 
@@ -15,6 +16,10 @@ pytestmark = [pytest.mark.postgres, pytest.mark.every_pg]
 _LEAF = "create table leaf (a int, id int primary key)"
 _ATTACH = "alter table root attach partition leaf for values from (10) to (20)"
 _DETACH = "alter table root detach partition leaf"
+_MEMBERS = """
+select coalesce(array_agg(format('%I.%I', schemaname, tablename)::regclass::oid::bigint), '{}')
+  from pg_publication_tables where pubname = 'leaves'
+"""
 
 # Transactions before the leaf is attached, and between its attachment and its detachment. Then the
 # changes that a poll finds after each of the two.
@@ -136,5 +141,10 @@ def test_a_partition_whose_detachment_is_pending_is_detached(rooted: Capturing) 
                 other.execute(f"{_DETACH} concurrently")
     assert rooted.database.query("select from root") == []
     assert shown(poll(rooted)) == ["root partition_detached!"]
+    # Neither does the server send its changes under its own name.
+    execute("create publication leaves for table root")
+    with query_connection(rooted.settings, "test") as conn:
+        members = [member.relation_id for member in read_members(conn, "leaves")]
+    assert members == rooted.database.value(_MEMBERS)
     execute(f"{_DETACH} finalize")
     assert poll(rooted) == []

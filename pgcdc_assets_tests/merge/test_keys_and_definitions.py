@@ -51,6 +51,8 @@ create type later as enum ('x'); create domain late as later[]; alter table d ad
 insert into d values (6, 'new', null, null, null, null, '{x}');
 alter domain amount add check (value < 100);
 alter table d alter m set not null; update d set x = 99 where id = 2;
+alter type mood rename to feeling; create schema moved; alter type pair set schema moved;
+insert into d values (8, 'new', '{new}', row(8, 'b')::moved.pair, 3, 'v');
 update g set a = 7 where id = 1; insert into g (id, a) values (3, 3)
 """
 
@@ -77,8 +79,8 @@ def test_keys_definitions_and_generated_columns_follow_the_source(pipeline: Pipe
     assert "twice" not in pipeline.frame("g").columns
 
     # No row shows that stored values have other texts.
-    pipeline.database.execute("alter type mood rename value 'sad' to 'unhappy'")
-    pipeline.database.execute("alter type pair add attribute more int")
+    pipeline.database.execute("alter type feeling rename value 'sad' to 'unhappy'")
+    pipeline.database.execute("alter type moved.pair add attribute more int")
     pipeline.database.execute("insert into d values (7, 'unhappy', null, row(7, 'a', 1), 1, 'v')")
     pipeline.capture()
     events = pipeline.zone.schema_events.read()

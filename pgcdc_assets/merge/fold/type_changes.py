@@ -23,9 +23,17 @@ from pgcdc_assets.protocol.relation import Column
 from pgcdc_assets.raw.type_changes import changes_text, is_widened, numeric_scale
 from pgcdc_assets.spark.sql import string
 
+# The OIDs below belong to the types of Postgres (FirstNormalObjectId), which keep their names.
+_FIRST_OF_USERS = 16384
+
 
 def is_followed(older: Column, newer: Column) -> bool:
-    """Return whether each old value has one value of the new type, found without the source."""
+    """Return whether each old value has one value of the new type, found without the source.
+
+    A type of a user has the same values after it was renamed, or moved to another schema.
+    """
+    if older.type_oid >= _FIRST_OF_USERS and _type_of(older) == _type_of(newer):
+        return True
     return _values_of(older) == _values_of(newer) or is_widened(older, newer)
 
 
@@ -49,6 +57,10 @@ def date_as_timestamp(text: str) -> str:
         f"IF(endswith({text}, 'infinity'), {text}, "
         f"regexp_replace({text}, '^([^ ]+)', '$1 00:00:00'))"
     )
+
+
+def _type_of(column: Column) -> tuple[int, int]:
+    return column.type_oid, column.typmod
 
 
 def _values_of(column: Column) -> tuple[object, ...]:

@@ -183,6 +183,7 @@ def check_identity(
         if lacking:
             yield _lacking(table, lacking)
             return
+        yield from _check_partitions(table, identity)
         yield from _check_sent(publication, table.relation, identity)
     if identity.filtered is not None:
         yield _beyond(table.relation, identity.filtered)
@@ -219,6 +220,43 @@ def _lacking(table: PublishedTable, lacking: Sequence[_Holder]) -> Finding:
         f"Table {name} has {why}: with updates or deletes published, {_FAIL}",
         remedy,
         name,
+    )
+
+
+def _check_partitions(table: PublishedTable, identity: Identity) -> Iterator[Finding]:
+    """Yield an error for partitions whose old rows lack the key of the table.
+
+    The old rows have the columns of the partition's identity. The merge reads the root's key there,
+    or the whole row if the root has no key and the identity FULL.
+    """
+    relation = table.relation
+    if not table.is_partitioned:
+        return
+    needed = set(relation.row_key)
+    if not relation.has_full_identity:
+        needed |= {column.name for column in relation.columns if column.is_key}
+    elif not relation.primary_key:
+        needed = {column.name for column in relation.columns}
+    unfit = [holder for holder in identity.holders if not needed <= holder.columns]
+    if not unfit:
+        return
+    why = "; ".join(
+        f"partition {holder.relation.qualified_name} without "
+        f"{_listed(needed - holder.columns)} in its replica identity"
+        for holder in unfit[:_MOST_NAMED]
+    )
+    remedy = "; ".join(
+        f"alter table {holder.sql_name} replica identity "
+        f"{'default' if needed <= set(holder.relation.primary_key) else 'full'}"
+        for holder in unfit[:_MOST_NAMED]
+    )
+    yield Finding(
+        "replica_identity",
+        "error",
+        f"Table {relation.qualified_name} has {_and_more(why, unfit)}: updates and deletes of "
+        "these partitions do not identify their row, and the lake keeps it.",
+        _and_more(remedy, unfit),
+        relation.qualified_name,
     )
 
 

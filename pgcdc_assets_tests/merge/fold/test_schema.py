@@ -182,6 +182,17 @@ def test_a_limit_may_be_widened_but_not_narrowed(
     build_schema(_versions(*versions), None, steps=())
 
 
+def test_a_type_with_another_name_is_the_same_type() -> None:
+    """F10: ALTER TYPE ... RENAME TO and SET SCHEMA keep its OID."""
+    kinds = (("shop.mood", 20000), ("moods.feeling", 20000), ("moods.feeling", 30000))
+    old, new, other = (
+        relation(column("id"), column("v", name, type_oid=oid, kind="e")) for name, oid in kinds
+    )
+    build_schema(_versions(old, new), None)
+    with pytest.raises(SchemaChangeError, match="its type changed from"):
+        build_schema(_versions(old, other), None)
+
+
 def test_another_key_than_that_of_the_table_is_refused() -> None:
     made = relation(column("id"), column("v"))
     with pytest.raises(SchemaChangeError, match="key"):

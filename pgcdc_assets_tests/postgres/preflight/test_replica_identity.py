@@ -227,3 +227,38 @@ def test_unpublished_generated_columns_cannot_be_part_of_an_identity(database: D
     database.execute(remedy)
     assert problems_in(findings_of(database.settings())) == {}
     database.execute("update t set id = 2")
+
+
+_BY_CODE = """
+create table t (id int primary key, code text not null) partition by range (id);
+create table t1 partition of t for values from (0) to (10);
+create table t2 partition of t default;
+create unique index i on t1 (code); alter table t1 replica identity using index i
+"""
+_KEY_OF_A_PARTITION = """
+create table t (id int, code text) partition by range (id); alter table t replica identity full;
+create table t1 partition of t for values from (0) to (10); alter table t1 add primary key (id);
+create table t2 partition of t default; alter table t2 replica identity full
+"""
+
+
+@pytest.mark.every_pg
+@pytest.mark.parametrize(
+    ("tables", "columns", "identity"),
+    [(_BY_CODE, "id", "default"), (_KEY_OF_A_PARTITION, "code", "full")],
+    ids=["another index", "no whole rows"],
+)
+def test_partitions_whose_old_rows_lack_the_key_of_the_root_are_refused(
+    database: Database, tables: str, columns: str, identity: str
+) -> None:
+    """D9: Postgres accepts these updates and deletes, and does not say which row they are about."""
+    database.execute(tables)
+    database.execute("create publication pub for table t with (publish_via_partition_root = true)")
+    problems = problems_in(findings_of(database.settings()))
+    sentence = problems["replica_identity", "public.t"]
+    assert f"error: Table public.t has partition public.t1 without {columns} in its" in sentence
+    assert "public.t2" not in sentence
+    (remedy,) = re.findall(r"alter table .* replica identity \w+", sentence)
+    assert remedy == f'alter table "public"."t1" replica identity {identity}'
+    database.execute(remedy)
+    assert ("replica_identity", "public.t") not in problems_in(findings_of(database.settings()))
