@@ -19,6 +19,7 @@ from deltalake.transaction import AddAction
 from pgcdc_assets.errors import ConfigurationError, PgcdcError, TableDamaged, TransientError
 from pgcdc_assets.lsn import Position
 from pgcdc_assets.raw.log_table import open_delta_table
+from pgcdc_assets.raw.refused_commits import is_unsupported
 from pgcdc_assets.raw.store_errors import explain_store_error
 from pgcdc_assets.raw.table_files import set_log_aside
 from pgcdc_assets.raw.zone import RawZone
@@ -35,7 +36,6 @@ from pgcdc_assets.tables.owned_columns import (
 )
 from pgcdc_assets.tables.properties import MAPPING, MAX_COLUMN_ID
 from pgcdc_assets.tables.state import (
-    is_unsupported,
     is_written,
     open_table,
     read_position,
