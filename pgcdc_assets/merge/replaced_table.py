@@ -48,7 +48,9 @@ if TYPE_CHECKING:
 _ATTEMPTS = 5
 
 # Table features that an owner may turn on, and that delta-rs does not write.
-_FOR_SPARK = frozenset({"clustering", "domainMetadata", "rowTracking"})
+_FOR_SPARK = frozenset(
+    {"clustering", "domainMetadata", "inCommitTimestamp", "rowTracking", "typeWidening"}
+)
 # Prefixes of properties that Delta itself assigns to a new table.
 _ASSIGNED = (MAX_COLUMN_ID, "delta.rowTracking.materialized")
 
