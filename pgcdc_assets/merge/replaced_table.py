@@ -27,7 +27,7 @@ from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.tables.checkpoints import WITHOUT_UPKEEP
 from pgcdc_assets.tables.fence import Step, fence_app_id, fence_transactions, read_fence
-from pgcdc_assets.tables.merge_notes import NOTES
+from pgcdc_assets.tables.merge_notes import NOTES, PAST_NOTES
 from pgcdc_assets.tables.owned_columns import (
     NOTHING_OWNED,
     OwnedColumns,
@@ -141,9 +141,9 @@ def replace_files(
         # in their order, such as Spark, would lose its rows. Only an earlier attempt adds them.
         if not own.isdisjoint(pa.table(live.get_add_actions()).column("path").to_pylist()):
             return
-        step = Step(
-            fence_app_id(zone.name), read_fence(zone.lake, live, path, zone.name) + 1, position
-        )
+        # The notes are removed later, and a note that holds would change the new rows.
+        number = read_fence(zone.lake, live, path, zone.name) + PAST_NOTES
+        step = Step(fence_app_id(zone.name), number, position)
         try:
             live.create_write_transaction(
                 list(added),
