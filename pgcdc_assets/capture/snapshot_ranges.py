@@ -22,7 +22,7 @@ from pgcdc_assets.errors import TransientError
 from pgcdc_assets.postgres.copy import Pages, SnapshotReader
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.ranges import LandedRange
-from pgcdc_assets.raw.scan import DataFile, data_files, scan
+from pgcdc_assets.raw.scan import DataFile, UnreadableFile, data_files, scan
 
 if TYPE_CHECKING:
     from pgcdc_assets.postgres.catalog import PublishedTable
@@ -184,7 +184,7 @@ def _rows_of_keys(
             copy.check_running()
             is_alive = pc.is_in(_key_texts(rows.column("new"), places), value_set=alive)
             yield rows.filter(is_alive)
-    except FileNotFoundError as error:
+    except UnreadableFile as error:
         raise TransientError(
             reason=f"A file of a range of {relation.qualified_name} in {table.uri} was deleted. "
             "Run it again: the range is read again."

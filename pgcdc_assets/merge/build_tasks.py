@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 
@@ -13,11 +14,13 @@ from pgcdc_assets.errors import (
     RawZoneError,
     SchemaChangeError,
     WatermarkGap,
+    resnapshot_remedy,
 )
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge.change_stats import (
     ChangeStats,
     FollowedTable,
+    TableRange,
     count_snapshot_rows,
     read_change_stats,
     versions_in_order,
@@ -38,6 +41,7 @@ from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.policies import FOLLOW, StepLimit
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.scan import UnreadableFile
 from pgcdc_assets.raw.side_by_side import map_tables
 from pgcdc_assets.raw.sizes import RowGroups
 from pgcdc_assets.raw.snapshots import Snapshot, SnapshotIdentity, group_by_name
@@ -274,10 +278,15 @@ def _with_stats(
     for task in tasks:
         if task.plan.recorded_changes:
             ranges.setdefault(_range(task.plan), set()).add(task.followed)
-    stats = read_change_stats(zone, ranges)
+    stats, unreadable = _read_stats(zone, ranges)
     for task in tasks:
         if task.plan.partial is not None:
             yield _of_partial(task, task.plan.partial)
+            continue
+        error = unreadable.get(_range(task.plan))
+        if error is not None and task.plan.recorded_changes:
+            blocked_by = _needs_file(zone, task, error)
+            yield replace(task, stats=ChangeStats(), blocked_by=blocked_by)
             continue
         found = stats.get((_range(task.plan), task.followed))
         if found is None:
@@ -287,12 +296,12 @@ def _with_stats(
         if doubt is not None:
             end = Lsn(doubt.lsn - 1)
             if end <= task.plan.start:
-                error: DefiniteError = doubt.error(task.name)
+                refusal: DefiniteError = doubt.error(task.name)
                 target, relation = task.plan.target, keyless.get(task.name)
                 if doubt.key and relation is not None and target.schema_policy != FOLLOW:
                     # Otherwise the change is recorded, and the next attempt stops before it.
-                    error = no_key_error(target, task.scd, relation)
-                yield replace(task, stats=found, blocked_by=error)
+                    refusal = no_key_error(target, task.scd, relation)
+                yield replace(task, stats=found, blocked_by=refusal)
                 continue
             # Fold what is certain. The next step begins at the change that is not.
             task = replace(task, plan=replace(task.plan, end=end, is_last=False))
@@ -304,6 +313,35 @@ def _with_stats(
                 continue
         order = versions_in_order(zone, _range(task.plan), task.followed.relation_id, found)
         yield replace(task, stats=found, version_order=tuple(order))
+
+
+def _read_stats(
+    zone: RawZone, ranges: Mapping[LsnWindow, Collection[FollowedTable]]
+) -> tuple[dict[TableRange, ChangeStats], dict[LsnWindow, UnreadableFile]]:
+    """Count the changes of tables in their ranges.
+
+    Returns:
+        The statistics, and the errors of the ranges that cannot be read.
+    """
+    with suppress(UnreadableFile):
+        return read_change_stats(zone, ranges), {}
+    stats: dict[TableRange, ChangeStats] = {}
+    unreadable: dict[LsnWindow, UnreadableFile] = {}
+    for within, tables in ranges.items():
+        try:
+            stats |= read_change_stats(zone, {within: tables})
+        except UnreadableFile as error:
+            unreadable[within] = error
+    return stats, unreadable
+
+
+def _needs_file(zone: RawZone, task: MergeTask, error: UnreadableFile) -> RawZoneError:
+    """Return the error of a table whose changes may be in a file that cannot be read."""
+    again = resnapshot_remedy(zone.name, task.plan.target.qualified_name)
+    return RawZoneError(
+        raw_zone=error.raw_zone,
+        reason=f"{error.reason} Without a backup, the table needs a new snapshot. {again}",
+    )
 
 
 def _of_partial(task: MergeTask, snapshot: Snapshot) -> MergeTask:

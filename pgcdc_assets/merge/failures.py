@@ -59,6 +59,9 @@ _MISSING_FILE = (
     "PATH_NOT_FOUND",
 )
 
+# The folders of the raw zone whose files no compaction replaces.
+_SNAPSHOTS = ("/raw/snapshots/", "/raw/partial_snapshots/")
+
 
 def explain(task: MergeTask, error: Exception, session: SparkSession | None) -> PgcdcError:
     """Turn an error of a table's merge into one that names the table and the remedy."""
@@ -96,6 +99,12 @@ def _explained(task: MergeTask, error: Exception, session: SparkSession | None) 
     if any(part in condition or part in text for part in _MISSING_FILE):
         if task.path in text:
             return TableDamaged(path=task.path, reason=f"a file is missing ({condition})")
+        if any(folder in text for folder in _SNAPSHOTS):
+            return SnapshotNeeded(
+                table=name,
+                reason="a file of its snapshot in the raw zone is missing. Restore the file from a "
+                "backup, or replace the snapshot",
+            )
         # A compaction may have replaced a file of the raw zone: the next run reads the new file.
         return _transient(name, condition)
     inner = next((known for known in _IN_TEXT if known in text), None)

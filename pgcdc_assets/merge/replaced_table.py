@@ -19,6 +19,7 @@ from deltalake.transaction import AddAction
 from pgcdc_assets.errors import ConfigurationError, PgcdcError, TableDamaged, TransientError
 from pgcdc_assets.lsn import Position
 from pgcdc_assets.raw.log_table import open_delta_table
+from pgcdc_assets.raw.refused_commits import is_unsupported
 from pgcdc_assets.raw.store_errors import explain_store_error
 from pgcdc_assets.raw.table_files import set_log_aside
 from pgcdc_assets.raw.zone import RawZone
@@ -26,7 +27,7 @@ from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.tables.checkpoints import WITHOUT_UPKEEP
 from pgcdc_assets.tables.fence import Step, fence_app_id, fence_transactions, read_fence
-from pgcdc_assets.tables.merge_notes import NOTES
+from pgcdc_assets.tables.merge_notes import NOTES, PAST_NOTES
 from pgcdc_assets.tables.owned_columns import (
     NOTHING_OWNED,
     OwnedColumns,
@@ -35,7 +36,6 @@ from pgcdc_assets.tables.owned_columns import (
 )
 from pgcdc_assets.tables.properties import MAPPING, MAX_COLUMN_ID
 from pgcdc_assets.tables.state import (
-    is_unsupported,
     is_written,
     open_table,
     read_position,
@@ -48,7 +48,9 @@ if TYPE_CHECKING:
 _ATTEMPTS = 5
 
 # Table features that an owner may turn on, and that delta-rs does not write.
-_FOR_SPARK = frozenset({"clustering", "domainMetadata", "rowTracking"})
+_FOR_SPARK = frozenset(
+    {"clustering", "domainMetadata", "inCommitTimestamp", "rowTracking", "typeWidening"}
+)
 # Prefixes of properties that Delta itself assigns to a new table.
 _ASSIGNED = (MAX_COLUMN_ID, "delta.rowTracking.materialized")
 
@@ -139,9 +141,9 @@ def replace_files(
         # in their order, such as Spark, would lose its rows. Only an earlier attempt adds them.
         if not own.isdisjoint(pa.table(live.get_add_actions()).column("path").to_pylist()):
             return
-        step = Step(
-            fence_app_id(zone.name), read_fence(zone.lake, live, path, zone.name) + 1, position
-        )
+        # The notes are removed later, and a note that holds would change the new rows.
+        number = read_fence(zone.lake, live, path, zone.name) + PAST_NOTES
+        step = Step(fence_app_id(zone.name), number, position)
         try:
             live.create_write_transaction(
                 list(added),

@@ -21,7 +21,7 @@ from pgcdc_assets.raw import schema
 from pgcdc_assets.raw.app_ids import floor_app_id, landing_app_id
 from pgcdc_assets.raw.compaction import MINIMUM_FILES, CompactionReport, compact
 from pgcdc_assets.raw.row_groups import RelationGroups
-from pgcdc_assets.raw.scan import data_files, files_between, scan
+from pgcdc_assets.raw.scan import UnreadableFile, data_files, files_between, scan
 from pgcdc_assets.raw.table import CommitRefused, RawTable
 from pgcdc_assets.raw.window_index import WindowIndex
 from pgcdc_assets.raw.window_rows import LandedWindow
@@ -278,7 +278,7 @@ class ChangeLog:
         try:
             for batch in scan(self.table, files, COUNTED, pc.field("window") == window.key):
                 builder.add(batch)
-        except FileNotFoundError as error:
+        except UnreadableFile as error:
             raise _unavailable(window, end, "a file of the window's rows is missing") from error
         near = self.window_index.windows(table, window.epoch, window.start, window.end)
         recorded = near[0] if near else None

@@ -142,18 +142,12 @@ def copy_rows(
     """Write the rows of `files` that satisfy `condition`, of `raw/changes` sorted by source table.
 
     Raises:
-        RawZoneError: a file is missing.
+        RawZoneError: a file is missing or damaged.
     """
     batches = scan(table, files, table.schema.names, condition)
     has_relations = "relation_id" in table.schema.names
-    try:
-        for group in by_relation(batches) if has_relations else gathered(batches):
-            writer.write(group)
-    except FileNotFoundError as error:
-        raise RawZoneError(
-            raw_zone=table.uri,
-            reason="a file of its log is missing; the rows of the file are lost.",
-        ) from error
+    for group in by_relation(batches) if has_relations else gathered(batches):
+        writer.write(group)
 
 
 def removals(files: Sequence[DataFile]) -> list[RemoveAction]:

@@ -58,3 +58,18 @@ def read_commit(files: pafs.FileSystem, version: int) -> list[dict[str, Any]]:
         OSError, ValueError: the commit cannot be read.
     """
     return [json.loads(line) for line in read_commit_lines(files, version)]
+
+
+def oldest_commit(files: pafs.FileSystem, version: int) -> int | None:
+    """Return the version from which on a log has all commits through a version.
+
+    Returns:
+        None if the log does not have the commit of the version.
+    """
+    names = [info.base_name for info in files.get_file_info(pafs.FileSelector(FOLDER))]
+    found = {int(name[:20]) for name in names if re.fullmatch(r"[0-9]{20}\.json", name)}
+    if version not in found:
+        return None
+    while version - 1 in found:
+        version -= 1
+    return version

@@ -225,9 +225,10 @@ class FileWriter:
         self._writer.close()
         size_bytes = self._sink.tell()
         self._sink.close()
-        self._writer = None
         if self._lake.is_local:
             push_to_disk(Path(self._uri, self._path))
+        # Until here, `discard` removes the file.
+        self._writer = None
         self._files.append(
             WrittenFile(
                 self._path,

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
+import json
 
+import pyarrow.fs as pafs
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from pgcdc_assets.raw.delta_log import FOLDER, LAST_CHECKPOINT
+from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.log_tail import transactions_at
 
@@ -42,3 +47,30 @@ def open_delta_table(lake: Lake, uri: str) -> DeltaTable | None:
         return LogTable(lake, uri)
     except TableNotFoundError:
         return None
+    except DeltaError:
+        if not _remove_wrong_hint(lake, uri):
+            raise
+        return open_delta_table(lake, uri)
+
+
+def _remove_wrong_hint(lake: Lake, uri: str) -> bool:
+    """Remove `_last_checkpoint` if the log lacks that checkpoint, and can be read without it.
+
+    Delta reads the file as a hint, which may be wrong: the files of a backup are copied one after
+    another. delta-rs opens no table whose hint is ahead of its checkpoints.
+
+    Returns:
+        Whether the file was removed.
+    """
+    files = filesystem(lake, uri)
+    try:
+        with files.open_input_stream(LAST_CHECKPOINT) as stream:
+            checkpoint = f"{json.loads(stream.read())['version']:020d}.checkpoint"
+        names = [info.base_name for info in files.get_file_info(pafs.FileSelector(FOLDER))]
+        begins = any(".checkpoint." in name or name == f"{0:020d}.json" for name in names)
+        if not begins or any(name.startswith(checkpoint) for name in names):
+            return False
+        files.delete_file(LAST_CHECKPOINT)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return True

@@ -43,7 +43,7 @@ from pgcdc_assets.raw.prepared_rows import (
     to_spooled,
     write_changes,
 )
-from pgcdc_assets.raw.scan import DataFile, data_files, scan
+from pgcdc_assets.raw.scan import DataFile, UnreadableFile, data_files, scan
 from pgcdc_assets.raw.schema import PREPARED
 from pgcdc_assets.raw.table import CommitRefused, RawTable
 
@@ -276,7 +276,7 @@ class PreparedStore:
                     break
                 count += len(ordinals)
                 yield to_spooled(batch, key.xid)
-        except FileNotFoundError:
+        except UnreadableFile:
             count = -1
         if count != stored.row_count:
             raise RawZoneError(

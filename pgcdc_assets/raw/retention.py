@@ -196,10 +196,11 @@ def _remove_rows(zone: RawZone, epoch: int, floor: Lsn, row_count: int) -> int:
     changes = zone.changes
     table = changes.table
     loaded = table.load_or_create()
-    files = [file for file in data_files(loaded) if _holds_older(file, epoch, floor)]
-    crossing = [file for file in files if file.maximum["commit_lsn"] >= floor]
+    files = [file for file in data_files(loaded) if _may_hold_older(file, epoch, floor)]
+    crossing = [file for file in files if not _is_older(file, epoch, floor)]
+    is_kept = (pc.field("epoch") != epoch) | (pc.field("commit_lsn") >= int(floor))
     with table.writer() as writer:
-        copy_rows(table, crossing, writer, pc.field("commit_lsn") >= int(floor))
+        copy_rows(table, crossing, writer, is_kept)
         kept = writer.finish()
         removed = sum(f.row_count for f in files) - sum(f.row_count for f in kept)
         if removed != row_count:
@@ -230,5 +231,16 @@ def _remove_rows(zone: RawZone, epoch: int, floor: Lsn, row_count: int) -> int:
     return len(files)
 
 
-def _holds_older(file: DataFile, epoch: int, floor: Lsn) -> bool:
-    return bool(file.minimum["epoch"] == epoch and file.minimum["commit_lsn"] < floor)
+def _may_hold_older(file: DataFile, epoch: int, floor: Lsn) -> bool:
+    """Return whether a file may have rows of an epoch below its floor.
+
+    A compaction by another program mixes epochs.
+    """
+    least, most = file.minimum, file.maximum
+    return bool(least["epoch"] <= epoch <= most["epoch"] and least["commit_lsn"] < floor)
+
+
+def _is_older(file: DataFile, epoch: int, floor: Lsn) -> bool:
+    """Return whether all rows of a file are of an epoch below its floor."""
+    is_of_epoch = file.minimum["epoch"] == epoch == file.maximum["epoch"]
+    return bool(is_of_epoch and file.maximum["commit_lsn"] < floor)

@@ -17,9 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
+from pgcdc_assets.errors import RawZoneError, TransientError
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.table import RawTable
 from pgcdc_assets.table_name import TableName
+
+
+class UnreadableFile(RawZoneError):
+    """A file that the log of a raw table names is missing or damaged."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,7 @@ def scan(
     """Yield the columns of the rows in `files` that satisfy `condition`.
 
     Raises:
-        FileNotFoundError: a file is missing.
+        UnreadableFile: a file is missing or damaged.
     """
     if not files:
         return
@@ -112,18 +117,25 @@ def scan(
     import pyarrow.dataset as ds
 
     physical = pa.schema([f for f in table.schema if f.name not in table.partition_by])
-    dataset = ds.dataset(
-        [file.path for file in files],
-        schema=physical,
-        format=ds.ParquetFileFormat(),
-        filesystem=filesystem(table.lake, table.uri),
-    )
-    scanner = dataset.scanner(
-        columns=list(columns), filter=condition, use_threads=False, batch_readahead=1
-    )
-    for batch in scanner.to_batches():
-        if batch.num_rows:
-            yield batch
+    try:
+        dataset = ds.dataset(
+            [file.path for file in files],
+            schema=physical,
+            format=ds.ParquetFileFormat(),
+            filesystem=filesystem(table.lake, table.uri),
+        )
+        scanner = dataset.scanner(
+            columns=list(columns), filter=condition, use_threads=False, batch_readahead=1
+        )
+        for batch in scanner.to_batches():
+            if batch.num_rows:
+                yield batch
+    except (FileNotFoundError, pa.ArrowInvalid) as error:
+        what = "missing" if isinstance(error, FileNotFoundError) else "damaged"
+        raise UnreadableFile(
+            raw_zone=table.uri,
+            reason=f"a file of its log is {what}. Restore the file from a backup.",
+        ) from error
 
 
 def scan_changes(
@@ -152,6 +164,10 @@ def scan_changes(
         relation_ids: OIDs of tables; None: all tables.
         columns: names of the columns to read; None: all columns.
         condition: a further condition; None: no condition.
+
+    Raises:
+        UnreadableFile: a file is missing or damaged.
+        TransientError: another process has replaced and deleted a file.
     """
     loaded = table.newest()
     if loaded is None:
@@ -176,4 +192,14 @@ def scan_changes(
     if relation_ids is not None:
         wanted &= pc.field("relation_id").isin(pa.array(sorted(relation_ids), pa.int64()))
     files = files_between(data_files(loaded), epoch, start, end)
-    yield from scan(table, files, columns or table.schema.names, wanted)
+    try:
+        yield from scan(table, files, columns or table.schema.names, wanted)
+    except UnreadableFile as error:
+        newest = table.load()
+        there = set() if newest is None else {file.path for file in data_files(newest)}
+        if there.issuperset(file.path for file in files):
+            raise
+        raise TransientError(
+            reason=f"Another process has replaced files of {table.uri}, and a VACUUM with a short "
+            "retention has deleted them. Run it again."
+        ) from error

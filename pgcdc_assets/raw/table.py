@@ -15,10 +15,8 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
@@ -28,23 +26,22 @@ from deltalake.transaction import AddAction, RemoveAction
 from pgcdc_assets.error_text import first_line
 from pgcdc_assets.errors import ConfigurationError, RawZoneError, TransientError
 from pgcdc_assets.raw.commit_records import RECORD, LogEntry, read_entries
-from pgcdc_assets.raw.delta_log import (
-    LAST_CHECKPOINT,
-    checkpoint_path,
-    commit_path,
-    read_commit,
-)
+from pgcdc_assets.raw.delta_log import LAST_CHECKPOINT, checkpoint_path, commit_path
 from pgcdc_assets.raw.files import FileWriter, WrittenFile, filesystem, push_to_disk
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.log_table import open_delta_table
 from pgcdc_assets.raw.log_tail import give_back, take_table
 from pgcdc_assets.raw.newest_versions import NewestVersions
+from pgcdc_assets.raw.refused_commits import (
+    has_mark,
+    is_unsupported,
+    new_mark,
+    unsupported_error,
+)
 from pgcdc_assets.raw.store_errors import explain_store_error
 
 MARK = "pgcdc.capture"
 DELETED_FILE_RETENTION = "delta.deletedFileRetentionDuration"
-# In an object store, the `commitInfo` of each commit has a unique mark.
-_COMMIT_MARK = "pgcdcCommit"
 
 _NOT_COMMITTED = "Nothing was committed."
 # A checkpoint is written after the log entry, for example.
@@ -183,9 +180,10 @@ class RawTable:
         new = [field for field in Schema.from_arrow(self.schema).fields if field.name not in there]
         try:
             table.alter.add_columns(new)
-        except CommitFailedError:
-            # Another process added the columns at the same time.
-            pass
+        except CommitFailedError as error:
+            # Otherwise another process added the columns at the same time.
+            if is_unsupported(error):
+                raise unsupported_error(self.uri, error) from error
         except (DeltaError, OSError) as error:
             raise self._unwritable(error) from error
         if self.lake.is_local:
@@ -235,6 +233,7 @@ class RawTable:
         Raises:
             CommitRefused: another commit after `table` was loaded has the same application id, or
                 removed the same files.
+            ConfigurationError: another program has turned on a feature that delta-rs cannot write.
             TransientError: an added file is missing, or the log could not be written.
         """
         self._check_present(added)
@@ -254,12 +253,10 @@ class RawTable:
         transactions += [Transaction(name, value) for name, value in (facts or {}).items()]
         if excludes:
             transactions.append(Transaction(excludes, table.version() + 1))
-        metadata: dict[str, Any] = {} if record is None else {RECORD: dict(record)}
-        mark = uuid4().hex
-        if not self.lake.is_local:
-            metadata[_COMMIT_MARK] = mark
+        mark = new_mark()
+        metadata = mark if record is None else {**mark, RECORD: dict(record)}
         properties = CommitProperties(
-            custom_metadata=metadata or None,
+            custom_metadata=metadata,
             app_transactions=transactions or None,
         )
         try:
@@ -272,7 +269,9 @@ class RawTable:
                 post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
             )
         except CommitFailedError as error:
-            if self.lake.is_local or not self._is_committed(table.version(), mark):
+            if is_unsupported(error):
+                raise unsupported_error(self.uri, error) from error
+            if not self._is_committed(table.version(), mark):
                 raise CommitRefused(str(error)) from error
         except (DeltaError, OSError) as error:
             raise self._unwritable(error, _MAY_BE_COMMITTED) from error
@@ -348,26 +347,16 @@ class RawTable:
                 "short retention runs on this table, then run it again."
             )
 
-    def _is_committed(self, after: int, mark: str) -> bool:
+    def _is_committed(self, after: int, mark: dict[str, Any]) -> bool:
         """Return whether a refused commit is in the log.
-
-        If the answer to a conditional PUT is lost, delta-rs repeats the PUT, finds its own log
-        entry, and takes the entry for the commit of another process.
 
         Raises:
             TransientError: the log cannot be read.
         """
-        files = filesystem(self.lake, self.uri)
         try:
-            for version in count(after + 1):
-                for action in read_commit(files, version):
-                    if action.get("commitInfo", {}).get(_COMMIT_MARK) == mark:
-                        return True
-        except FileNotFoundError:
-            return False
+            return has_mark(filesystem(self.lake, self.uri), after, mark)
         except (OSError, ValueError) as error:
             raise self._unwritable(error, _MAY_BE_COMMITTED) from error
-        raise AssertionError("a log has an end")
 
     def push_log_to_disk(self, version: int) -> None:
         """Synchronise a local table's log from `version` on, because delta-rs does not.

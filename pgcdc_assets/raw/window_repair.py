@@ -14,7 +14,6 @@ times. `raw/changes` decides, because it has the rows and the LSN from which a c
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -29,9 +28,9 @@ from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.raw.app_ids import floor_app_id, landing_app_id
 from pgcdc_assets.raw.commit_records import read_new_entries
 from pgcdc_assets.raw.compaction import removals
-from pgcdc_assets.raw.delta_log import FOLDER
+from pgcdc_assets.raw.delta_log import FOLDER, oldest_commit
 from pgcdc_assets.raw.files import FileWriter, filesystem
-from pgcdc_assets.raw.scan import DataFile, data_files, files_between, scan
+from pgcdc_assets.raw.scan import DataFile, UnreadableFile, data_files, files_between, scan
 from pgcdc_assets.raw.table import CommitRefused, RawTable
 from pgcdc_assets.raw.window_rows import summaries, window_rows
 from pgcdc_assets.raw.window_summary import COUNTED, SummaryBuilder, WindowSummary
@@ -151,17 +150,14 @@ def _write_logged(writer: FileWriter, changes: RawTable, version: int) -> _Log:
 
 
 def _oldest_entry(files: pafs.FileSystem, uri: str, version: int) -> int:
-    names = [info.base_name for info in files.get_file_info(pafs.FileSelector(FOLDER))]
-    found = {int(name[:20]) for name in names if re.fullmatch(r"[0-9]{20}\.json", name)}
-    if version not in found:
+    oldest = oldest_commit(files, version)
+    if oldest is None:
         raise RawZoneError(
             raw_zone=uri,
             reason=f"log entry {version} of its newest version is missing. Restore the folder "
             f"{FOLDER} of the table from one backup.",
         )
-    while version - 1 in found:
-        version -= 1
-    return version
+    return oldest
 
 
 def _read_windows(table: RawTable, file: DataFile) -> list[LsnWindow]:
@@ -256,7 +252,7 @@ def _count(
                 window = LsnWindow.parse(key)
                 rows = batch.filter(pc.equal(batch.column("window"), key))
                 builders.setdefault(key, SummaryBuilder(window)).add(rows)
-    except FileNotFoundError as error:
+    except UnreadableFile as error:
         raise RawZoneError(
             raw_zone=changes.uri,
             reason="a file of its log is missing, so its windows cannot be counted again for "

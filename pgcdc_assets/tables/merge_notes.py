@@ -31,6 +31,10 @@ CLUSTERING = "pgcdc.clustering"
 # The notes of rows that are still to follow.
 NOTES = (FILL, FOLLOWED)
 
+# The last fence at which a note holds is at most the next one of its table. A write so many fences
+# ahead is therefore past every note.
+PAST_NOTES = 2
+
 
 class FollowedRelation(NamedTuple):
     """A relation as rows follow it: its OID, its version, and its key as `key_text` writes it."""

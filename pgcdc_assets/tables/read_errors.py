@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
-from pgcdc_assets.errors import TableDamaged, TransientError
+from pgcdc_assets.errors import ConfigurationError, TableDamaged, TransientError
 from pgcdc_assets.raw.store_errors import explain_store_error
 
 # A table is not damaged by them. A rebuild would replace its log.
@@ -28,6 +28,9 @@ _PASSING = frozenset(
     }
 )
 
+# The table is as it was, but this user may not read it, as after a restore by another user.
+_FORBIDDEN = frozenset({errno.EACCES, errno.EPERM})
+
 
 @contextmanager
 def explain_read_errors(path: str) -> Iterator[None]:
@@ -35,7 +38,7 @@ def explain_read_errors(path: str) -> Iterator[None]:
 
     Raises:
         TableDamaged: a file is missing, truncated or malformed.
-        ConfigurationError: the object store refused access.
+        ConfigurationError: the object store or the operating system refused access.
         TransientError: the object store did not answer, or the operating system lacks something.
     """
     try:
@@ -48,6 +51,11 @@ def explain_read_errors(path: str) -> Iterator[None]:
             raise TransientError(
                 reason=f"The Delta table {path} could not be read: {os.strerror(number)}. "
                 "Run it again."
+            ) from error
+        if number in _FORBIDDEN:
+            raise ConfigurationError(
+                reason=f"The Delta table {path} cannot be read: {os.strerror(number)}. Give this "
+                "user access to all its files and folders, and run it again"
             ) from error
         # The text of the library's error may quote statistics, which are values of rows.
         missing = isinstance(error, FileNotFoundError) or "not found" in str(error).lower()

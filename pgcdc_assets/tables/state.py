@@ -20,6 +20,7 @@ from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.log_table import open_delta_table
 from pgcdc_assets.raw.newest_versions import NewestVersions
+from pgcdc_assets.raw.refused_commits import is_unsupported
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import folder_name
 from pgcdc_assets.tables.checkpoints import WITHOUT_UPKEEP, keep_checkpoints
@@ -356,11 +357,6 @@ def _commit(table: DeltaTable, transactions: list[Transaction], step: Step | Non
         ),
         post_commithook_properties=WITHOUT_UPKEEP,
     )
-
-
-def is_unsupported(error: CommitFailedError) -> bool:
-    """Return whether delta-rs cannot write the table, such as a table with clustering."""
-    return "Unsupported table features" in str(error)
 
 
 def overtaken_error(path: str) -> TransientError:

@@ -5,6 +5,7 @@ A note of a copied table, or one of an earlier state, changes no row.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -169,9 +170,11 @@ def test_a_column_is_filled_although_the_source_has_changed_again(
 
 
 @pytest.mark.sampled
+@pytest.mark.parametrize("is_killed", [False, True], ids=["whole", "killed after its commit"])
 def test_a_rebuilt_table_keeps_its_values_after_a_merge_that_did_not_fill(
-    pipeline: Pipeline, kills: list[str]
+    pipeline: Pipeline, kills: list[str], is_killed: bool
 ) -> None:
+    """A rebuild removes the notes in a commit after that of its rows."""
     target = CdcTable("public", "t")
     pipeline.start("create table t (id int primary key, v text)", "insert into t values (1, 'a')")
     pipeline.sync()
@@ -180,7 +183,9 @@ def test_a_rebuilt_table_keeps_its_values_after_a_merge_that_did_not_fill(
     pipeline.capture()
     kills += [failpoints.AFTER_COLUMNS_ADDED]
     _fail(pipeline, target)
-    rebuild_table(pipeline.spark, pipeline.zone, target, 1)
+    kills += [failpoints.AFTER_REBUILD_COMMIT] if is_killed else []
+    with pytest.raises(Killed) if is_killed else nullcontext():
+        rebuild_table(pipeline.spark, pipeline.zone, target, 1)
     pipeline.database.execute("insert into t values (2, 'b', 6)")
     pipeline.capture()
     _succeed(pipeline, target)

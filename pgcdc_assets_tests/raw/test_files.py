@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake.fs import DeltaStorageHandler
 
+from pgcdc_assets.errors import TransientError
 from pgcdc_assets.raw import files
 from pgcdc_assets.raw.files import FileWriter
 from pgcdc_assets.raw.lake import Lake
@@ -32,3 +33,25 @@ def test_a_writer_fills_and_marks_files_of_an_object_store(
     found = [pq.read_table(tmp_path / file.path) for file in written]
     assert pa.concat_tables(found).equals(pa.concat_tables([group] * 4))
     assert len(list(tmp_path.glob("_writers/*"))) == 1
+
+
+def test_a_file_that_does_not_reach_a_full_disk_is_removed(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network file system may notice it at the synchronisation. Each attempt left a file."""
+
+    def fail(path: Path) -> None:
+        assert path.exists()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "push_to_disk", fail)
+    group = pa.table({"v": ["a"]})
+    folder = tmp_path / "table"
+    folder.mkdir()
+    with (
+        pytest.raises(TransientError, match="No space left"),
+        FileWriter(lake, str(folder), group.schema) as writer,
+    ):
+        writer.write(group)
+        writer.finish()
+    assert list(folder.iterdir()) == []

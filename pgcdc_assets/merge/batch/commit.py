@@ -272,7 +272,12 @@ def _write_files(zone: RawZone, path: str, contents: Contents) -> list[AddAction
         return _write_file(zone, path, contents.rows)
     current = contents.rows.drop_columns([IS_CURRENT])
     ended = contents.ended.drop_columns([IS_CURRENT])
-    return _write_file(zone, path, current, _TRUE) + _write_file(zone, path, ended, _FALSE)
+    written = _write_file(zone, path, current, _TRUE)
+    try:
+        return written + _write_file(zone, path, ended, _FALSE)
+    except OSError:
+        _discard(zone, path, written)
+        raise
 
 
 def _write_file(

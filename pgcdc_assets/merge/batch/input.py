@@ -41,7 +41,8 @@ def read_input(
     Raises:
         TooLarge: they exceed `MOST_BYTES`.
         Incomplete: the changes are not those that were counted.
-        FileNotFoundError: a compaction has replaced a file, or a snapshot is gone.
+        RawZoneError: a file is missing or damaged.
+        TransientError: another process has replaced and deleted a file.
     """
     budget = _Budget(MOST_BYTES)
     return _read_changes(zone, merges, budget), _read_snapshots(zone, merges, budget)

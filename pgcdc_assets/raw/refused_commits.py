@@ -1,0 +1,61 @@
+"""Commits that delta-rs refuses: of a table that it cannot write, or after another commit.
+
+If the answer to a conditional PUT is lost, or the answer to a hard link over NFS, delta-rs finds
+its own log entry, and takes the entry for the commit of another process. So each commit of a raw
+table has a unique mark.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+from uuid import uuid4
+
+import pyarrow.fs as pafs
+from deltalake.exceptions import CommitFailedError
+
+from pgcdc_assets.error_text import first_line
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.raw.delta_log import read_commit
+
+# The key of the mark in the `commitInfo` of a commit.
+_MARK = "pgcdcCommit"
+
+
+def new_mark() -> dict[str, Any]:
+    """Return the entry of a commit's `commitInfo` that marks the commit."""
+    return {_MARK: uuid4().hex}
+
+
+def has_mark(files: pafs.FileSystem, after: int, mark: dict[str, Any]) -> bool:
+    """Return whether a log has the commit with a mark after a version.
+
+    Raises:
+        OSError, ValueError: the log cannot be read.
+    """
+    try:
+        for version in count(after + 1):
+            for action in read_commit(files, version):
+                if mark.items() <= action.get("commitInfo", {}).items():
+                    return True
+    except FileNotFoundError:
+        return False
+    raise AssertionError("a log has an end")
+
+
+def is_unsupported(error: CommitFailedError) -> bool:
+    """Return whether delta-rs cannot write the table, such as a table with clustering."""
+    return "Unsupported table features" in str(error)
+
+
+def unsupported_error(uri: str, error: CommitFailedError) -> ConfigurationError:
+    """Return the error of a raw table to which another program has added a feature.
+
+    Args:
+        uri: path or URI of the table.
+    """
+    return ConfigurationError(
+        reason=f"Another program has turned on a feature of the Delta table {uri} that captures "
+        f"cannot write: {first_line(error)}. Nothing was committed. Remove the feature in Spark "
+        "(ALTER TABLE ... DROP FEATURE), and run it again."
+    )

@@ -1,0 +1,154 @@
+"""Other programs that write to tables of the raw zone, or remove entries of their logs."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
+
+from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.raw.delta_log import LAST_CHECKPOINT, commit_path
+from pgcdc_assets.raw.maintenance import maintain_raw_zone
+from pgcdc_assets.raw.retention import remove_windows
+from pgcdc_assets.raw.scan import data_files, scan
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets_tests.raw.test_retention import LATER, land_days
+from pgcdc_assets_tests.raw.test_stores import texts
+from pgcdc_assets_tests.support.raw.epochs import EPOCH
+from pgcdc_assets_tests.support.raw.rows import landed, relation, transaction, window
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def compact_by_another(zone: RawZone) -> None:
+    """Compact `raw/changes` as OPTIMIZE of another program does: all epochs in one file."""
+    table = DeltaTable(zone.changes.table.uri)
+    table.optimize.compact()
+    assert len(table.file_uris()) == 1
+
+
+def test_windows_are_removed_from_files_with_several_epochs(zone: RawZone) -> None:
+    for epoch in (1, 2, 3):
+        land_days(zone, 3, epoch)
+    compact_by_another(zone)
+    assert remove_windows(zone, 2, Lsn(1010), LATER).row_count == 2
+    assert remove_windows(zone, 1, None, LATER).row_count == 6
+    assert [lsn for lsn, _ in landed(zone, 2)] == [1015, 1015, 1025, 1025]
+    assert (len(landed(zone, 1)), len(landed(zone, 3))) == (0, 6)
+    maintain_raw_zone(zone, minimum_files=1, minimum_log_entries=1)
+    assert remove_windows(zone, 2, None, LATER).row_count == 4
+    assert remove_windows(zone, 3, Lsn(1030), LATER).row_count == 6
+    assert [landed(zone, epoch) for epoch in (1, 2, 3)] == [[], [], []]
+
+
+def test_files_that_another_program_has_compacted_meanwhile_are_not_added_again(
+    zone: RawZone,
+) -> None:
+    land_days(zone, 6)
+    before, loaded = landed(zone), zone.changes.table.load()
+    compact_by_another(zone)
+    zone.changes.compact(2, loaded)
+    assert landed(zone) == before
+
+
+def test_a_snapshot_that_another_program_has_compacted_is_read(zone: RawZone) -> None:
+    """The program's files are in folders of the partition, whose names are encoded."""
+    landing = zone.snapshots.begin_snapshot(1, Lsn(50), relation("with space/ö=%"), 1)
+    for row in ("1", "2"):
+        landing.write([texts([row])])
+    landing.commit()
+    table = DeltaTable(zone.snapshots.table.uri)
+    assert table.optimize.compact()["numFilesRemoved"] == 2
+    loaded = zone.snapshots.table.load()
+    assert loaded is not None
+    parts = scan(zone.snapshots.table, data_files(loaded), ["new"])
+    rows = [row for part in parts for row in part["new"].to_pylist()]
+    assert sorted(rows) == [["1"], ["2"]]
+    (snapshot,) = zone.snapshots.complete_snapshots()
+    assert (snapshot.table, snapshot.row_count) == ("with space/ö=%", 2)
+    assert zone.snapshots.size_bytes(snapshot) > 0
+
+
+@pytest.mark.parametrize("removed", [3, 4])
+def test_the_times_in_removed_log_entries_are_unknown(zone: RawZone, removed: int) -> None:
+    at = dt.datetime(2026, 1, 2, tzinfo=dt.UTC)
+    store = zone.snapshots
+    for lsn in (50, 60, 70):
+        store.land_snapshot(1, Lsn(lsn), relation(), 1, [texts(["1"])], taken_at=at)
+    DeltaTable(store.table.uri).create_checkpoint()
+    for version in range(removed):
+        Path(store.table.uri, commit_path(version)).unlink()
+    known = RawZone(zone.lake, zone.name).snapshots
+    assert len(known.complete_snapshots()) == 3
+    assert [identity[1] for identity in known.times()] == ([70] if removed == 3 else [])
+
+
+def _register(zone: RawZone) -> None:
+    zone.relations.register(1, relation(), Lsn(10))
+    zone.relations.flush()
+    assert [each.relation for each in zone.relations.versions(1)] == [relation()]
+
+
+def _begin_epoch(zone: RawZone) -> None:
+    zone.epochs.append(EPOCH)
+    assert zone.epochs.latest() == EPOCH
+
+
+def _save_windows(zone: RawZone) -> None:
+    land_days(zone, 2)
+    before = zone.changes.windows(1)
+    maintain_raw_zone(zone, minimum_log_entries=1)
+    assert zone.changes.windows(1) == before
+
+
+@pytest.mark.parametrize("write", [_register, _begin_epoch, _save_windows])
+def test_a_commit_whose_answer_nfs_has_lost_keeps_its_files(
+    zone: RawZone, monkeypatch: pytest.MonkeyPatch, write: Callable[[RawZone], None]
+) -> None:
+    """NFS repeats a hard link whose answer is lost, and then says that the commit exists."""
+    real = DeltaTable.create_write_transaction
+
+    def commit_twice(self: DeltaTable, *args: Any, **more: Any) -> None:
+        real(self, *args, **more)
+        raise CommitFailedError("the version exists")
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", commit_twice)
+    write(zone)
+
+
+@pytest.mark.spark
+@pytest.mark.sampled
+def test_a_feature_that_captures_cannot_write_is_named_with_its_remedy(
+    zone: RawZone, spark: SparkSession
+) -> None:
+    land_days(zone, 2)
+    table = f"delta.`{zone.changes.table.uri}`"
+    spark.sql(f"ALTER TABLE {table} CLUSTER BY (commit_lsn)")
+    with pytest.raises(ConfigurationError, match=r"feature of the Delta table .*raw/changes"):
+        zone.changes.land(window(1020, 1030), [transaction(1025, 2)])
+    assert zone.changes.captured_through(1) == Lsn(1020)
+    for feature in ("clustering", "domainMetadata"):
+        spark.sql(f"ALTER TABLE {table} DROP FEATURE {feature}")
+    zone.changes.land(window(1020, 1030), [transaction(1025, 2)])
+    assert len(landed(zone)) == 6
+    assert pa.table(DeltaTable(zone.changes.table.uri).get_add_actions()).num_rows == 3
+
+
+@pytest.mark.parametrize("version", [50, 3])
+def test_a_hint_at_a_missing_checkpoint_is_removed(zone: RawZone, version: int) -> None:
+    """A backup whose files were copied one after another has a later `_last_checkpoint`."""
+    land_days(zone, 2)
+    hint = Path(zone.changes.table.uri, LAST_CHECKPOINT)
+    hint.write_text(f'{{"version":{version},"size":7}}')
+    restored = RawZone(zone.lake, zone.name)
+    land_days(restored, 1, day=2)
+    assert len(landed(restored)) == 6
+    assert not hint.exists()
