@@ -57,6 +57,23 @@ def parse_windows(keys: Iterable[str]) -> list[LsnWindow]:
     return windows
 
 
+def select_landed(
+    zone: RawZone, windows: Iterable[LsnWindow], through: Position
+) -> list[LsnWindow]:
+    """Return the landed windows among those of partition keys, in stream order.
+
+    A window that was open at the end of its epoch is never landed, although it is below `through`.
+
+    Args:
+        through: the end of the landed windows of the newest epoch.
+    """
+    reached = [window for window in windows if window.end_position <= through]
+    epochs = {window.epoch for window in reached}
+    ends = {epoch: zone.changes.captured_through(epoch) or Lsn(0) for epoch in epochs}
+    ends[through.epoch] = through.lsn
+    return sorted(window for window in reached if window.end <= ends[window.epoch])
+
+
 def find_unknown_windows(
     zone: RawZone, epoch: Epoch, known: Sequence[LsnWindow], through: Position
 ) -> list[WindowSummary]:

@@ -19,6 +19,7 @@ from pgcdc_assets.orchestration.partitions import (
     find_unknown_windows,
     find_used_window,
     parse_windows,
+    select_landed,
 )
 from pgcdc_assets.orchestration.state import read_state
 from pgcdc_assets.raw.epochs import Epoch
@@ -56,7 +57,7 @@ class WindowKeys:
     @property
     def landed(self) -> list[LsnWindow]:
         """The windows that are landed."""
-        return [window for window in self.windows if window.end_position <= self.through]
+        return select_landed(self.zone, self.windows, self.through)
 
     @property
     def open(self) -> tuple[LsnWindow, ...]:
@@ -75,8 +76,9 @@ class WindowKeys:
     def delete_foreign(self, read_wal_end: Callable[[], Lsn]) -> None:
         """Delete the keys that no capture of this lake has added, and that would delay all windows.
 
-        These are keys of another form, of an epoch that the lake does not have, and of WAL that the
-        server has not written. No capture may run: it adds keys.
+        These are keys of another form, of an epoch that the lake does not have, of WAL that the
+        server has not written, and of windows that were open at the end of their epoch. No capture
+        may run: it adds keys.
 
         Args:
             read_wal_end: function that returns the end of the server's WAL.
@@ -86,6 +88,9 @@ class WindowKeys:
         if any(window.epoch > self.epoch.epoch for window in known.values()):
             latest = self.zone.epochs.latest() or self.epoch
             foreign |= {key for key, window in known.items() if window.epoch > latest.epoch}
+        past = {window for window in known.values() if window.epoch < self.epoch.epoch}
+        never = past.difference(select_landed(self.zone, past, self.through))
+        foreign |= {window.key for window in never}
         if self.open:
             # The keys were read before the end of the WAL.
             end = read_wal_end()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pgcdc_assets.capture.epoch import renew_epoch
+from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.partitions import build_range_tags
 from pgcdc_assets_tests.orchestration.conftest import Orchestrated
@@ -59,3 +61,24 @@ def test_a_key_stays_while_a_capture_runs(orchestrated: Orchestrated) -> None:
     add_keys(orchestrated, key)
     orchestrated.tick("lag")
     assert key in orchestrated.windows()
+
+
+@pytest.mark.sampled
+def test_a_window_that_was_open_at_the_end_of_its_epoch_is_not_merged(
+    orchestrated: Orchestrated,
+) -> None:
+    orchestrated.copy()
+    orchestrated.land()
+    orchestrated.commit("insert into b values (1, 1)")
+    orchestrated.tick("lag")
+    landed, opened = orchestrated.windows()
+    database, zone, capture = orchestrated.database, orchestrated.zone, orchestrated.capture
+    database.drop_slots()
+    settings, source = database.settings(), (capture.slot, capture.publication)
+    assert renew_epoch(settings, zone, *source).epoch == 2
+    snapshot_tables(settings, zone, *source, capture.table_names)
+    (request,) = orchestrated.tick("merges").run_requests
+    assert request.tags.items() >= build_range_tags(landed, landed).items()
+    orchestrated.tick("lag")
+    assert landed in orchestrated.windows()
+    assert opened not in orchestrated.windows()
