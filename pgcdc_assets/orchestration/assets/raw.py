@@ -30,7 +30,7 @@ from pgcdc_assets.orchestration.checks.raw import (
 )
 from pgcdc_assets.orchestration.metadata import capture_metadata
 from pgcdc_assets.orchestration.names import Names, StepKeys
-from pgcdc_assets.orchestration.partitions import parse_windows
+from pgcdc_assets.orchestration.partitions import parse_windows, read_run_windows
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs.claims import claimed_step
 from pgcdc_assets.orchestration.runs.failures import dagster_failures
@@ -100,8 +100,8 @@ def build_raw_asset(
         postgres: PostgresResource = getattr(context.resources, names.postgres)
         lake: LakeResource = getattr(context.resources, names.lake)
         following = LongRun.of(context, names.slot_pool, capture.windows)
-        windows = sorted(LsnWindow.parse(key) for key in context.partition_keys)
         with dagster_failures(capture.name), ExitStack() as held:
+            windows = read_run_windows(context.partition_keys)
             zone = lake.zone(capture.name)
             adopts = capture.adopt_slot or ADOPT_SLOT_TAG in context.run.tags
             limits = replace(
