@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.capture.sent_partitions import SentPartitions
+from pgcdc_assets.capture.source_checks import check_server
 from pgcdc_assets.capture.source_look import SourceLook, read_source
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn
@@ -54,11 +55,14 @@ def poll_catalog(
         publication: the publication's name.
 
     Raises:
+        RawZoneError: the connection is to another database than the raw zone was filled from.
         TransientError: the server or the lake is not available now.
     """
     epoch = zone.epochs.latest()
     if epoch is None:
         return []
+    # Otherwise the tables of this database would count as dropped.
+    check_server(conn, zone, epoch)
     return SchemaWatch(zone, publication, epoch.epoch, tables).record(conn)
 
 

@@ -56,7 +56,7 @@ from pgcdc_assets.errors import (
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.connection import ConnectionSettings, sorted_failures
 from pgcdc_assets.postgres.encodings import TextNotConvertible
-from pgcdc_assets.postgres.wal import read_current_lsn
+from pgcdc_assets.postgres.wal import read_current_lsn, read_written_lsn
 from pgcdc_assets.protocol.open_transaction import UncertainMessages
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
@@ -185,11 +185,11 @@ class CaptureSession:
             ConnectionLost: the server is down, or went away.
             CaptureCancelled: the token was cancelled.
         """
+        return self._read(read_current_lsn)
 
-        def read() -> Lsn:
-            return read_current_lsn(self._connections.take_lease().conn)
-
-        return self._work.call(lambda: self._resumed(read))
+    def read_written_lsn(self) -> Lsn:
+        """Return the end of the server's WAL, flushed or not. For errors see `read_current_lsn`."""
+        return self._read(read_written_lsn)
 
     def has_changes(self) -> bool:
         """Return whether changes have arrived behind the last window; True if this is unknown.
@@ -217,6 +217,12 @@ class CaptureSession:
             CaptureCancelled: the token was cancelled.
         """
         return self._work.call(self._connections.finish)
+
+    def _read(self, read: Callable[[Connection], Lsn]) -> Lsn:
+        """Read an LSN over the connection of the lease."""
+        return self._work.call(
+            lambda: self._resumed(lambda: read(self._connections.take_lease().conn))
+        )
 
     def _resumed(self, call: Callable[[], _Result]) -> _Result:
         """Call, and repeat the call after the loss of a connection."""

@@ -21,6 +21,7 @@ from pgcdc_assets.postgres.slots import (
     read_slot_status,
 )
 from pgcdc_assets.postgres.timelines import ServerTimeline, check_timeline
+from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
 
 if TYPE_CHECKING:
@@ -57,6 +58,20 @@ def check_raw_zone(conn: Connection, zone: RawZone, slot: str, window: LsnWindow
             "changes end. Capture windows in order.",
         )
     return captured_through
+
+
+def check_server(conn: Connection, zone: RawZone, epoch: Epoch) -> None:
+    """Check that a connection is to the database that an epoch was captured from.
+
+    A variable or a setting may name another server, such as a copy with other tables.
+
+    Raises:
+        RawZoneError: the connection is to another database or cluster.
+    """
+    server = read_server_identity(conn)
+    zone.epochs.check_source(
+        slot=epoch.slot, database=server.database, system_identifier=server.system_identifier
+    )
 
 
 def check_publication(conn: Connection, zone: RawZone, publication: str) -> None:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pgcdc_assets.orchestration.project.code_location import LoadedCapture
+    from pgcdc_assets.raw.epochs import Epoch
 
 
 def run(options: argparse.Namespace) -> int:
@@ -28,4 +33,21 @@ def run(options: argparse.Namespace) -> int:
             f"{renewed.start_lsn}; epoch {renewed.epoch - 1} ended at {end}. The next pgcdc "
             "sync, or the sensors, take new snapshots of all tables."
         )
+        if old is not None and old.slot != renewed.slot:
+            _print_left_slot(loaded, old, renewed)
     return 0
+
+
+def _print_left_slot(loaded: LoadedCapture, old: Epoch, renewed: Epoch) -> None:
+    """Print how to drop the slot of the earlier epoch: the server keeps WAL for it."""
+    from pgcdc_assets.postgres.slots import read_slot_status
+
+    if old.system_identifier != renewed.system_identifier:
+        return
+    with loaded.postgres.query_connection("renew") as conn:
+        status = read_slot_status(conn, old.slot)
+    if status is not None and not status.is_lost:
+        print(
+            f"Slot {old.slot} of epoch {old.epoch} still exists, and the server keeps WAL for it. "
+            f"If no other program reads the slot: select pg_drop_replication_slot('{old.slot}')"
+        )

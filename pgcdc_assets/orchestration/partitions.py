@@ -8,6 +8,7 @@ from typing import Any
 
 import dagster as dg
 
+from pgcdc_assets.errors import ConfigurationError, RawZoneError
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.orchestration.runs.records import UNFINISHED
 from pgcdc_assets.raw.epochs import Epoch
@@ -55,6 +56,57 @@ def parse_windows(keys: Iterable[str]) -> list[LsnWindow]:
         with suppress(ValueError):
             windows.append(LsnWindow.parse(key))
     return windows
+
+
+def read_run_windows(keys: Iterable[str]) -> list[LsnWindow]:
+    """Return the windows of a run's partition keys in stream order.
+
+    Raises:
+        ConfigurationError: a key is no window. A person has typed it in the UI.
+    """
+    windows = []
+    for key in keys:
+        try:
+            windows.append(LsnWindow.parse(key))
+        except ValueError:
+            raise ConfigurationError(
+                reason=f"Partition key {key!r} is no window of WAL. Delete the key, and select "
+                "keys that the lag sensor or a capture has added."
+            ) from None
+    return sorted(windows)
+
+
+def select_landed(
+    zone: RawZone, windows: Iterable[LsnWindow], through: Position
+) -> list[LsnWindow]:
+    """Return the landed windows among those of partition keys, in stream order.
+
+    A window that was open at the end of its epoch is never landed, although it is below `through`.
+
+    Args:
+        through: the end of the landed windows of the newest epoch.
+    """
+    reached = [window for window in windows if window.end_position <= through]
+    epochs = {window.epoch for window in reached}
+    ends = {epoch: zone.changes.captured_through(epoch) or Lsn(0) for epoch in epochs}
+    ends[through.epoch] = through.lsn
+    return sorted(window for window in reached if window.end <= ends[window.epoch])
+
+
+def check_landed(zone: RawZone, window: LsnWindow) -> None:
+    """Check that a window of a run is landed, and can be merged.
+
+    Raises:
+        RawZoneError: it is not. A person has selected it, such as with all partitions.
+    """
+    captured = zone.changes.captured_through(window.epoch)
+    if captured is None or captured < window.end:
+        known = "no window is landed" if captured is None else f"landed through {captured}"
+        raise RawZoneError(
+            raw_zone=zone.uri,
+            reason=f"window {window.key} is not landed, so it cannot be merged ({known}). Select "
+            "landed windows; the sensors land and merge later windows by themselves.",
+        )
 
 
 def find_unknown_windows(

@@ -24,9 +24,15 @@ from pgcdc_assets.merge import MergeReport
 from pgcdc_assets.orchestration.assets.idle_tables import IdleTables
 from pgcdc_assets.orchestration.checks.invariants import MergeChecks
 from pgcdc_assets.orchestration.checks.raw import evaluation_of
-from pgcdc_assets.orchestration.data_versions import data_version, version_tags
-from pgcdc_assets.orchestration.metadata import MergeMetadata, merge_warnings, table_metadata
+from pgcdc_assets.orchestration.data_versions import data_version, find_shown_through, version_tags
+from pgcdc_assets.orchestration.metadata import (
+    THROUGH_METADATA,
+    MergeMetadata,
+    merge_warnings,
+    table_metadata,
+)
 from pgcdc_assets.orchestration.partitions import MAX_LATER_MATERIALIZATIONS, find_shown_windows
+from pgcdc_assets.orchestration.runs.records import MERGE_PURPOSE, PURPOSE_TAG
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
@@ -205,9 +211,20 @@ class MergeReports:
         through = shown[-1]
         merged = MergeMetadata.of(report, through, recorded)
         state = {**merged.state, **table_metadata(self.zone, report, self.sources[place[0]])}
+        if is_first and not report.changes_read and report.snapshot_lsn is None:
+            state[THROUGH_METADATA] = self._find_newest(key, through).key
         version = data_version(self.context.instance, key, report, through)
         is_whole = is_first and not report.waits_for
         yield from self._materialized(key, state, merged, version, shown, is_whole)
+
+    def _find_newest(self, key: dg.AssetKey, through: LsnWindow) -> LsnWindow:
+        """Return the newest merged window of a table after a merge without changes.
+
+        A person may select windows that were merged before. The sensor selects the newest ones.
+        """
+        if self.context.run.tags.get(PURPOSE_TAG) == MERGE_PURPOSE:
+            return through
+        return max(through, find_shown_through(self.context.instance, key) or through)
 
     def _materialized(
         self,

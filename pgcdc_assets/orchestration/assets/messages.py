@@ -12,7 +12,7 @@ import dagster as dg
 
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.orchestration.names import Names
-from pgcdc_assets.orchestration.partitions import parse_windows
+from pgcdc_assets.orchestration.partitions import parse_windows, read_run_windows
 from pgcdc_assets.orchestration.resources import LakeResource
 from pgcdc_assets.orchestration.runs.claims import claimed_step
 from pgcdc_assets.orchestration.runs.failures import dagster_failures
@@ -49,7 +49,7 @@ def build_messages_asset(
         following = LongRun.of(context, names.messages_pool, capture.windows)
         with dagster_failures(capture.name):
             table = MessageTable(lake.zone(capture.name))
-            through = max(map(LsnWindow.parse, context.partition_keys)).end_position
+            through = read_run_windows(context.partition_keys)[-1].end_position
             report = table.append(through)
             yield dg.MaterializeResult(asset_key=spec.key, metadata=_metadata(report))
             later = _Later(table, through)

@@ -30,7 +30,7 @@ from pgcdc_assets.orchestration.checks.raw import (
 )
 from pgcdc_assets.orchestration.metadata import capture_metadata
 from pgcdc_assets.orchestration.names import Names, StepKeys
-from pgcdc_assets.orchestration.partitions import parse_windows
+from pgcdc_assets.orchestration.partitions import parse_windows, read_run_windows
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs.claims import claimed_step
 from pgcdc_assets.orchestration.runs.failures import dagster_failures
@@ -100,8 +100,8 @@ def build_raw_asset(
         postgres: PostgresResource = getattr(context.resources, names.postgres)
         lake: LakeResource = getattr(context.resources, names.lake)
         following = LongRun.of(context, names.slot_pool, capture.windows)
-        windows = sorted(LsnWindow.parse(key) for key in context.partition_keys)
         with dagster_failures(capture.name), ExitStack() as held:
+            windows = read_run_windows(context.partition_keys)
             zone = lake.zone(capture.name)
             adopts = capture.adopt_slot or ADOPT_SLOT_TAG in context.run.tags
             limits = replace(
@@ -122,6 +122,7 @@ def build_raw_asset(
                 )
             )
             landing = _Landing(context, capture, zone, session)
+            landing.check_written(windows[-1])
             recounts = []
             for window in windows:
                 metadata, recount = yield from _land_or_judge(landing, window, spec.key)
@@ -199,6 +200,29 @@ class _Landing:
         for warning, count in sorted(report.warnings.items()):
             self.context.log.warning(f"Window {window.key}: {warning} ({count})")
         return capture_metadata(report, recount.decoded), recount
+
+    def check_written(self, window: LsnWindow) -> None:
+        """Check that the server has written the WAL of a requested window.
+
+        The landing of a later window, whose key a person has typed in the UI, would wait without an
+        end, and no other window would be captured.
+
+        Raises:
+            TransientError: the server may write the WAL later.
+        """
+        epoch = self.zone.epochs.latest()
+        if epoch is None or window.epoch != epoch.epoch:
+            return
+        captured = self.zone.changes.captured_through(epoch.epoch) or epoch.start_lsn
+        if window.end <= captured:
+            return
+        written = self.session.read_written_lsn()
+        # If the server has lost captured WAL, the landing raises the error.
+        if captured <= written < window.end:
+            raise TransientError(
+                reason=f"Window {window.key} ends at {window.end}, but the server has written WAL "
+                f"through {written} only. Select a window that the lag sensor has opened."
+            )
 
     def next_windows(self, following: LongRun) -> Iterator[LsnWindow]:
         """Yield further windows to land, as long as the run may continue.

@@ -12,11 +12,11 @@ from typing import Any
 
 import dagster as dg
 
-from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.assets.merge_reports import ScdKey
 from pgcdc_assets.orchestration.assets.merge_rounds import MergeRounds
 from pgcdc_assets.orchestration.checks.invariants import INVARIANTS, invariant_spec
 from pgcdc_assets.orchestration.names import Names, StepKeys
+from pgcdc_assets.orchestration.partitions import check_landed, read_run_windows
 from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
 from pgcdc_assets.orchestration.runs.claims import claimed_step
 from pgcdc_assets.orchestration.runs.failures import dagster_failures
@@ -63,21 +63,24 @@ def build_scd_assets(
         spark: SparkResource = getattr(context.resources, names.spark)
         following = LongRun.of(context, names.merge_pool, capture.windows)
         with dagster_failures(capture.name), ExitStack() as held:
+            zone = lake.zone(capture.name)
+            # A run of checks alone has no windows.
+            asked = read_run_windows(context.partition_keys) if context.selected_asset_keys else []
+            if asked:
+                check_landed(zone, asked[-1])
             rounds = MergeRounds(
                 context,
                 capture,
                 specs,
                 sources,
                 copying,
-                lake.zone(capture.name),
-                spark.session(lake.lake()),
+                zone,
+                spark.session(zone.lake),
                 held,
             )
-            if not context.selected_asset_keys:
-                # A run of checks alone has no windows.
+            if not asked:
                 yield from rounds.check_only()
                 return
-            asked = sorted(map(LsnWindow.parse, context.partition_keys))
             if following.seconds:
                 rounds.merge_unreported(asked)
                 yield from rounds.report(rounds.has_landed)

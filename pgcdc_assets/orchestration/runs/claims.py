@@ -37,6 +37,9 @@ BEAT_SECONDS = 15.0
 
 _INTERRUPTED = "The run was interrupted. Its commits remain, and the rest is requested again."
 
+# Dagster cannot remove a tag.
+_NO_CLAIM = {PROCESS_TAG: "", HEARTBEAT_TAG: ""}
+
 # The event is never cleared, because the process ends with its run.
 _interrupted = threading.Event()
 
@@ -109,10 +112,30 @@ def claim_run(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> Iter
     Raises:
         RunInterrupted: a signal has arrived before the step, or during the block.
     """
-    with claimed_run(context.instance, context.run):
+    instance, run = context.instance, context.run
+    with _claim_of_step(instance, run.run_id), claimed_run(instance, run):
         if _interrupted.is_set():
             raise RunInterrupted
         yield
+
+
+@contextmanager
+def _claim_of_step(instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:
+    """Remove the claim after the block, unless the executor has claimed the run.
+
+    Other executors may give each step a process or a container of its own, which ends before the
+    run. With its claim, the run would count as dead during the later steps.
+    """
+    is_of_step = not _heartbeats.is_written(run_id)
+    try:
+        yield
+    finally:
+        if is_of_step:
+            try:
+                instance.add_run_tags(run_id, _NO_CLAIM)
+            except Exception as error:
+                # The run may be deleted, or the storage unavailable.
+                _log.debug("Claim of run %s not removed: %s", run_id, type(error).__name__)
 
 
 def claimed_step(step: Callable[[dg.AssetExecutionContext], Iterator[Any]]) -> Any:
@@ -199,6 +222,11 @@ class _Heartbeats:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._by_run: dict[str, _Heartbeat] = {}
+
+    def is_written(self, run_id: str) -> bool:
+        """Return whether a block of this process writes the heartbeat of a run."""
+        with self._lock:
+            return run_id in self._by_run
 
     @contextmanager
     def writing_heartbeat(self, instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:

@@ -187,7 +187,10 @@ class _Tick:
         keys = WindowKeys(self.context, self.capture, self.zone, epoch, through)
         if not self.is_capturing:
             keys.delete_foreign(self._read_written_lsn)
-        self.events += keys.add_landed(self.targets.raw)
+        added = keys.add_landed(self.targets.raw)
+        self.events += added
+        if not (added or self.is_capturing):
+            self.events += keys.record_landed(self.targets.raw)
         landed_ago = self._seconds_since_landing()
         lag_seconds = 0.0 if status.current_lsn <= through.lsn else landed_ago or 0.0
         self._observe(status, through.lsn, lag_seconds)

@@ -23,6 +23,7 @@ from pgcdc_assets.orchestration.partitions import (
     build_shown_range_tags,
     find_shown_windows,
     parse_windows,
+    select_landed,
 )
 from pgcdc_assets.orchestration.resources import LakeResource
 from pgcdc_assets.orchestration.runs.dead_runs import close_dead_runs
@@ -155,7 +156,7 @@ class _Tick:
             return dg.SkipReason(f"re-snapshot running: {', '.join(sorted(self.copied))}")
         known = self.instance.get_dynamic_partitions(self.capture.windows_name)
         windows = parse_windows(known)
-        landed = sorted(w for w in windows if w.end_position <= self.state.captured_through)
+        landed = select_landed(self.zone, windows, self.state.captured_through)
         if not landed:
             return dg.SkipReason("no window is landed yet")
         if self.progress is not None and self.is_merging:

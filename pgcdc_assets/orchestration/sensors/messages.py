@@ -13,6 +13,7 @@ from pgcdc_assets.orchestration.partitions import (
     build_shown_range_tags,
     find_shown_windows,
     parse_windows,
+    select_landed,
 )
 from pgcdc_assets.orchestration.resources import LakeResource
 from pgcdc_assets.orchestration.runs.dead_runs import close_dead_runs
@@ -100,7 +101,7 @@ class WaitingMessages:
             self._none_below = through
             return dg.SkipReason(_NOTHING_WAITS)
         known = instance.get_dynamic_partitions(self._capture.windows_name)
-        landed = sorted(w for w in parse_windows(known) if w.end_position <= through)
+        landed = select_landed(zone, parse_windows(known), through)
         if not landed:
             return dg.SkipReason("no window is landed yet")
         return self._request(instance, known, landed, mark)

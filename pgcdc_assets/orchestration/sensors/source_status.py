@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pgcdc_assets.capture.source_checks import check_server
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress
 from pgcdc_assets.postgres.slots import SlotStatus, check_slot_usable, read_slot_status
@@ -21,6 +22,7 @@ def read_source_status(
 
     Raises:
         ConfigurationError: the slot belongs to another database or plugin.
+        RawZoneError: the slot is missing, and the database is not that of the raw zone.
         TransientError: the server is not available now.
     """
     status = read_slot_status(conn, slot)
@@ -28,6 +30,9 @@ def read_source_status(
     if status is not None:
         check_slot_usable(status, conn.info.dbname)
         flush_lsn = _after_start(conn, zone, status)
+    elif (epoch := zone.epochs.latest()) is not None:
+        # The remedy of a missing slot would begin an epoch with the tables of another database.
+        check_server(conn, zone, epoch)
     if progress is not None and progress.barrier is None:
         progress.barrier = read_barrier(conn)
         flush_lsn = max(flush_lsn, progress.barrier)

@@ -7,26 +7,35 @@ adds any key that a person types, and the keys of a lake remain when another lak
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
 
+from pgcdc_assets.errors import RawExpired, WindowUnavailable
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
+from pgcdc_assets.orchestration.checks.raw import check_windows, evaluation_of
 from pgcdc_assets.orchestration.metadata import window_metadata
 from pgcdc_assets.orchestration.partitions import (
     find_surplus_keys,
     find_unknown_windows,
     find_used_window,
     parse_windows,
+    select_landed,
 )
 from pgcdc_assets.orchestration.state import read_state
 from pgcdc_assets.raw.epochs import Epoch
+from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture
 
 # A warning names so many keys.
 _NAMED = 3
+# A killed run leaves one window without a record, or some if it had opened them at once.
+_MOST_UNRECORDED = 10
+
+Event = dg.AssetMaterialization | dg.AssetCheckEvaluation
 
 
 @dataclass
@@ -56,7 +65,7 @@ class WindowKeys:
     @property
     def landed(self) -> list[LsnWindow]:
         """The windows that are landed."""
-        return [window for window in self.windows if window.end_position <= self.through]
+        return select_landed(self.zone, self.windows, self.through)
 
     @property
     def open(self) -> tuple[LsnWindow, ...]:
@@ -75,8 +84,9 @@ class WindowKeys:
     def delete_foreign(self, read_wal_end: Callable[[], Lsn]) -> None:
         """Delete the keys that no capture of this lake has added, and that would delay all windows.
 
-        These are keys of another form, of an epoch that the lake does not have, and of WAL that the
-        server has not written. No capture may run: it adds keys.
+        These are keys of another form, of an epoch that the lake does not have, of WAL that the
+        server has not written, and of windows that were open at the end of their epoch. No capture
+        may run: it adds keys.
 
         Args:
             read_wal_end: function that returns the end of the server's WAL.
@@ -86,6 +96,9 @@ class WindowKeys:
         if any(window.epoch > self.epoch.epoch for window in known.values()):
             latest = self.zone.epochs.latest() or self.epoch
             foreign |= {key for key, window in known.items() if window.epoch > latest.epoch}
+        past = {window for window in known.values() if window.epoch < self.epoch.epoch}
+        never = past.difference(select_landed(self.zone, past, self.through))
+        foreign |= {window.key for window in never}
         if self.open:
             # The keys were read before the end of the WAL.
             end = read_wal_end()
@@ -107,12 +120,38 @@ class WindowKeys:
         if unknown:
             self.windows += [summary.window for summary in unknown]
             self.add(*(summary.window for summary in unknown))
-        return [
-            dg.AssetMaterialization(
-                raw, partition=summary.window.key, metadata=window_metadata(summary)
-            )
-            for summary in unknown
-        ]
+        return [_materialization(raw, summary) for summary in unknown]
+
+    def record_landed(self, raw: dg.AssetKey) -> list[Event]:
+        """Return the events of the newest landed windows without a materialisation.
+
+        Their run was killed or terminated after the commit of the window. No capture may run: it
+        records its windows itself.
+
+        Args:
+            raw: the raw asset.
+        """
+        events: list[Event] = []
+        for window in self._find_unrecorded(raw):
+            # A window whose rows are missing has failed its run, and gets no materialisation.
+            with suppress(WindowUnavailable, RawExpired):
+                recount = self.zone.changes.recount(window)
+                events.append(_materialization(raw, recount.check()))
+                checks = check_windows(self.zone, raw, [recount], self.capture.table_names)
+                events += [evaluation_of(check, window) for check in checks]
+        return events
+
+    def _find_unrecorded(self, raw: dg.AssetKey) -> list[LsnWindow]:
+        instance, found = self.context.instance, list[LsnWindow]()
+        newest = instance.get_latest_materialization_event(raw)
+        event = None if newest is None else newest.asset_materialization
+        shown = None if event is None else event.partition
+        for window in reversed(self.landed[-_MOST_UNRECORDED:]):
+            of_window = dg.AssetRecordsFilter(asset_key=raw, asset_partitions=[window.key])
+            if window.key == shown or instance.fetch_materializations(of_window, limit=1).records:
+                break
+            found.append(window)
+        return found[::-1]
 
     def prune(self) -> None:
         """Delete the oldest keys if there are more than the setting allows."""
@@ -124,3 +163,9 @@ class WindowKeys:
         old = find_surplus_keys(self.windows, keep, merged, used)
         if old:
             self.delete(*old)
+
+
+def _materialization(raw: dg.AssetKey, summary: WindowSummary) -> dg.AssetMaterialization:
+    return dg.AssetMaterialization(
+        raw, partition=summary.window.key, metadata=window_metadata(summary)
+    )

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.orchestration.assets import merge_rounds
+from pgcdc_assets.orchestration.data_versions import NO_CHANGE
 from pgcdc_assets.policies import RetentionPolicy
 from pgcdc_assets.tables import vacuum
 from pgcdc_assets.tables.state import table_path
@@ -132,3 +133,29 @@ def test_a_merge_succeeds_if_replaced_files_cannot_be_deleted(
     lines = [x for x in capfd.readouterr().err.splitlines() if "cannot be deleted" in x]
     assert lines and all("WARNING" in line for line in lines)
     assert orchestrated.equals_source("b")
+
+
+@pytest.mark.sampled
+def test_a_window_of_the_past_that_a_person_merges_again_hides_no_later_merge(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    """Otherwise the next merge reports all windows since then, and the tables as changed."""
+    orchestrated.copy()
+    assert all(result.success for result in merge_some(orchestrated, 2))
+    past, newest = orchestrated.windows()
+    orchestrated.commit("insert into a values (100, 'another table')")
+    orchestrated.land()
+    job = orchestrated.location.repository.get_job(f"{NAME}_merge")
+    again = job.execute_in_process(instance=orchestrated.instance, partition_key=past)
+    assert again.success
+    assert shown(again, "through_window") == {past: newest}
+    (request,) = orchestrated.tick("merges", one_shot=True).run_requests
+    assert orchestrated.windows()[:2] == [past, newest]
+    assert request.tags["dagster/asset_partition_range_start"] == orchestrated.windows()[2]
+    result = orchestrated.execute(request, "merge")
+    versions = [
+        event.materialization.tags["dagster/data_version"]
+        for event in result.get_asset_materialization_events()
+        if event.asset_key == B
+    ]
+    assert versions == [NO_CHANGE]
