@@ -266,7 +266,8 @@ def _creation_failure(
     if isinstance(error, InsufficientPrivilege):
         return ConfigurationError(
             reason=f"The role of {server} may not create replication slots. Grant it with: alter "
-            f"role {quoted(settings.role)} replication"
+            f"role {quoted(settings.role)} replication (on Amazon RDS: grant rds_replication to "
+            f"{quoted(settings.role)})"
         )
     return statement_failure(server, f"creating slot {slot}", error) or error
 

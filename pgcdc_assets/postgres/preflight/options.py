@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.policies import SlotPolicy, StreamPolicy
 from pgcdc_assets.postgres.preflight.finding import Finding
+from pgcdc_assets.postgres.preflight.managed import MANAGED_BY_SQL, setting_remedy
 from pgcdc_assets.postgres.slot_creation import check_failover
 from pgcdc_assets.postgres.stream.plugin_options import (
     ORIGIN_VERSION,
@@ -18,13 +19,14 @@ from pgcdc_assets.postgres.stream.plugin_options import (
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
 
-_STANDBY_SLOTS = """
+_STANDBY_SLOTS = f"""
 select coalesce(setting, ''), pg_is_in_recovery(),
        array(select name
                from (select trim(both ' "' from name)
                        from unnest(string_to_array(setting, ',')) name) listed(name)
               where not exists (select from pg_replication_slots s
-                                 where s.slot_name = name and s.active))
+                                 where s.slot_name = name and s.active)),
+       {MANAGED_BY_SQL}
   from current_setting('synchronized_standby_slots', true) setting
 """
 
@@ -41,7 +43,7 @@ def check_options(conn: Connection, slot: SlotPolicy, stream: StreamPolicy) -> I
         return
     with conn.cursor() as cursor:
         cursor.execute(_STANDBY_SLOTS)
-        ((standby_slots, in_recovery, absent),) = cursor.fetchall()
+        ((standby_slots, in_recovery, absent, managed_by),) = cursor.fetchall()
     try:
         check_failover(conn.server_version, in_recovery)
     except ConfigurationError as error:
@@ -53,8 +55,7 @@ def check_options(conn: Connection, slot: SlotPolicy, stream: StreamPolicy) -> I
             "warning",
             "synchronized_standby_slots is empty: a capture may read changes that the standby has "
             "not received, and stops after a failover that lost such changes.",
-            "alter system set synchronized_standby_slots = 'SLOT OF THE STANDBY'; select "
-            "pg_reload_conf()",
+            setting_remedy(managed_by, "synchronized_standby_slots", "'SLOT OF THE STANDBY'"),
         )
     elif absent:
         yield Finding(

@@ -14,6 +14,13 @@ from pgcdc_assets.postgres.blocking_transactions import oldest_blocking_transact
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.errors import connection_failure
 from pgcdc_assets.postgres.preflight.finding import Finding
+from pgcdc_assets.postgres.preflight.managed import (
+    AZURE,
+    CLOUD_SQL,
+    MANAGED_BY_SQL,
+    RDS,
+    setting_remedy,
+)
 from pgcdc_assets.postgres.slot_health import slot_health
 from pgcdc_assets.postgres.slots import (
     SlotStatus,
@@ -28,14 +35,13 @@ if TYPE_CHECKING:
 _OLDEST_VERSION = 140000
 _OLDEST_DECODING_STANDBY = 160000
 
-_SERVER = """
+_SERVER = f"""
 select current_setting('server_version_num')::int, current_setting('server_version'),
        current_setting('wal_level'), pg_is_in_recovery(), current_user, current_database(),
        r.rolreplication or r.rolsuper or exists (
-           select from pg_roles m where m.rolname in ('rds_replication', 'rds_superuser')
+           select from pg_roles m where m.rolname in ('rds_replication', '{RDS}')
                                     and pg_has_role(current_user, m.oid, 'usage')),
-       (select rolname from pg_roles
-         where rolname in ('rds_superuser', 'azure_pg_admin', 'cloudsqlsuperuser') limit 1),
+       {MANAGED_BY_SQL},
        current_setting('max_replication_slots')::int,
        (select count(*) from pg_replication_slots)::int,
        (select string_agg(slot_name, ', ' order by slot_name)
@@ -50,10 +56,10 @@ select current_setting('server_version_num')::int, current_setting('server_versi
 
 # The setting of wal_level on managed services, by the administrator role of the service.
 _MANAGED_WAL_LEVEL = {
-    "rds_superuser": "Set rds.logical_replication = 1 in the instance's parameter group and reboot "
-    "the instance.",
-    "azure_pg_admin": "Set wal_level to LOGICAL in the server parameters and restart the server.",
-    "cloudsqlsuperuser": "Set the flag cloudsql.logical_decoding = on; the instance restarts.",
+    RDS: "Set rds.logical_replication = 1 in the parameter group (of the cluster on Aurora) and "
+    "reboot the instance.",
+    AZURE: "Set wal_level to LOGICAL in the server parameters and restart the server.",
+    CLOUD_SQL: "Set the flag cloudsql.logical_decoding = on; the instance restarts.",
 }
 _WAL_LEVEL = "alter system set wal_level = logical; then restart the server."
 
@@ -137,16 +143,14 @@ def check_server(server: Server) -> Iterator[Finding]:
             "warning",
             "wal_sender_timeout is 0: the server does not detect a lost connection, and the "
             "walsender of a lost connection keeps the slot active.",
-            "alter system set wal_sender_timeout = '1min'; select pg_reload_conf()",
+            setting_remedy(server.managed_by, "wal_sender_timeout", "'1min'"),
         )
     if server.max_slot_wal_keep_mb < 0:
         yield Finding(
             "max_slot_wal_keep_size",
             "warning",
             "max_slot_wal_keep_size is unlimited: the WAL of an inactive slot can fill the disk.",
-            "Set a limit that the disk allows, such as alter system set max_slot_wal_keep_size = "
-            "'100GB'; select pg_reload_conf(). A slot above the limit is lost and requires a new "
-            "snapshot.",
+            _limit_remedy(server),
         )
     if server.idle_slot_timeout:
         yield Finding(
@@ -154,8 +158,22 @@ def check_server(server: Server) -> Iterator[Finding]:
             "warning",
             "idle_replication_slot_timeout is set: the slot is lost if no capture runs for this "
             "time.",
-            "alter system set idle_replication_slot_timeout = 0; select pg_reload_conf()",
+            setting_remedy(server.managed_by, "idle_replication_slot_timeout", "0"),
         )
+
+
+def _limit_remedy(server: Server) -> str:
+    if server.managed_by == AZURE:
+        # A parameter that Azure shows and does not let change.
+        return (
+            "Azure does not let you change it: alert on the storage, and drop the slot of a "
+            "capture that has ended."
+        )
+    remedy = setting_remedy(server.managed_by, "max_slot_wal_keep_size", "'100GB'")
+    return (
+        f"Set a limit that the disk allows, such as {remedy}. A slot above the limit is lost and "
+        "requires a new snapshot."
+    )
 
 
 def _check_feedback(server: Server) -> Iterator[Finding]:
@@ -170,7 +188,7 @@ def _check_feedback(server: Server) -> Iterator[Finding]:
             "The server is a standby with hot_standby_feedback = off: its slot is lost as soon as "
             "VACUUM on the primary removes rows of the catalog that the slot needs, and a snapshot "
             "may lack rows.",
-            "on the standby: alter system set hot_standby_feedback = on; select pg_reload_conf()",
+            f"on the standby: {setting_remedy(server.managed_by, 'hot_standby_feedback', 'on')}",
         )
     elif not server.primary_slot:
         yield Finding(
@@ -191,7 +209,7 @@ def check_replication(settings: ConnectionSettings, server: Server) -> Iterator[
     """
     if not server.may_replicate:
         remedy = f"alter role {quoted(server.role)} replication"
-        if server.managed_by == "rds_superuser":
+        if server.managed_by == RDS:
             remedy = f"grant rds_replication to {quoted(server.role)}"
         yield Finding("replication", "error", f"Role {server.role} lacks REPLICATION.", remedy)
         return

@@ -6,6 +6,7 @@ from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.preflight.finding import Finding
+from pgcdc_assets.postgres.preflight.managed import MANAGED_BY_SQL, setting_remedy
 from pgcdc_assets.postgres.standby_snapshot import check_standby
 from pgcdc_assets.postgres.wal import read_current_lsn
 from pgcdc_assets.postgres.wal_stream import read_wal
@@ -13,9 +14,11 @@ from pgcdc_assets.postgres.wal_stream import read_wal
 _CODE = "snapshot_standby"
 _SAMPLE_BYTES = 64
 
-_STATE = """
+_STATE = f"""
 select pg_last_wal_replay_lsn()::text, pg_is_wal_replay_paused(),
-       current_setting('hot_standby_feedback')::bool, current_setting('max_standby_streaming_delay')
+       current_setting('hot_standby_feedback')::bool,
+       current_setting('max_standby_streaming_delay'),
+       {MANAGED_BY_SQL}
 """
 
 
@@ -29,7 +32,7 @@ def check_snapshot_standby(
             cursor.execute(_STATE)
             row = cursor.fetchone()
         assert row is not None
-        replayed, is_paused, has_feedback, delay = row
+        replayed, is_paused, has_feedback, delay, managed_by = row
         with query_connection(primary, "check") as conn:
             behind = max(0, read_current_lsn(conn) - Lsn.parse(replayed))
         end = Lsn.parse(replayed)
@@ -60,8 +63,7 @@ def check_snapshot_standby(
                 f"{name} has hot_standby_feedback = off: after a conflict with the replay of WAL, "
                 f"for example of a VACUUM, it ends copies within {delay} "
                 "(max_standby_streaming_delay).",
-                "on the standby: alter system set hot_standby_feedback = on; select "
-                "pg_reload_conf()",
+                f"on the standby: {setting_remedy(managed_by, 'hot_standby_feedback', 'on')}",
             )
         )
     return findings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg2
@@ -14,6 +15,7 @@ from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
 from pgcdc_assets.errors import ConfigurationError, ConnectionLost
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.preflight.run import raise_errors
+from pgcdc_assets.postgres.preflight.server import check_server, read_server
 from pgcdc_assets.postgres.slots import create_slot, read_slot_status
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.handover import streamed_changes
@@ -101,6 +103,36 @@ def test_a_wrong_password_or_database_is_named(own_server: EmbeddedServer) -> No
     missing = f"{conninfo} password=right".replace("dbname='postgres'", "dbname='nowhere'")
     with pytest.raises(ConfigurationError, match=r'"nowhere" does not exist\. Check the database'):
         findings_of(ConnectionSettings(missing, "test"))
+
+
+@pytest.mark.parametrize(
+    ("administrator", "place"),
+    [
+        ("rds_superuser", "parameter group"),
+        ("azure_pg_admin", "server parameters"),
+        ("cloudsqlsuperuser", "flags of the instance"),
+    ],
+)
+def test_a_managed_service_gets_no_statement_that_it_refuses(
+    database: Database, administrator: str, place: str
+) -> None:
+    """The role of the service exists in a transaction that is rolled back."""
+    with closing(psycopg2.connect(database.conninfo)) as conn, conn.cursor() as cursor:
+        cursor.execute(f"create role {administrator}; set wal_sender_timeout = 0")
+        server = replace(
+            read_server(conn), wal_level="replica", idle_slot_timeout=60, max_slot_wal_keep_mb=-1
+        )
+        found = {
+            finding.code: finding.remedy
+            for finding in check_server(server)
+            if finding.severity != "ok"
+        }
+    assert not [remedy for remedy in found.values() if "alter system" in remedy]
+    assert found["wal_sender_timeout"].startswith("Set wal_sender_timeout to 1min in the ")
+    assert place in found["idle_replication_slot_timeout"]
+    limit = "Azure does not let you change it" if place == "server parameters" else place
+    assert limit in found["max_slot_wal_keep_size"]
+    assert found["wal_level"]
 
 
 @pytest.mark.sampled
