@@ -148,9 +148,7 @@ def check_timeline(
         )
 
 
-def find_shared_end(
-    captured_on: int | None, captured_through: Lsn, server: ServerTimeline
-) -> Lsn:
+def find_shared_end(captured_on: int | None, captured_through: Lsn, server: ServerTimeline) -> Lsn:
     """Return the LSN through which a server's history contains the captured WAL.
 
     For the arguments and further errors see `check_timeline`.

@@ -23,9 +23,7 @@ from deltalake import DeltaTable
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.protocol.relation import Relation
-from pgcdc_assets.raw.commit_records import LogEntry
-from pgcdc_assets.raw.delta_log import oldest_commit
-from pgcdc_assets.raw.files import FileWriter, WrittenFile, filesystem
+from pgcdc_assets.raw.files import FileWriter, WrittenFile
 from pgcdc_assets.raw.row_groups import gathered
 from pgcdc_assets.raw.scan import DataFile, data_files
 from pgcdc_assets.raw.sizes import uncompressed_bytes
@@ -217,22 +215,13 @@ class SnapshotStore:
 
     def _recorded(self, name: str) -> dict[SnapshotIdentity, Any]:
         loaded = self.table.newest()
-        entries = [] if loaded is None else self._entries(loaded)
+        entries = [] if loaded is None else self.table.remaining_entries(loaded)
         found = {}
         for record in (record for entry in entries for record in entry.records):
             if record.get(name):
                 epoch, schema, table = record["copy"]
                 found[epoch, Lsn.parse(record["snapshot_lsn"]), schema, table] = record[name]
         return found
-
-    def _entries(self, loaded: DeltaTable) -> list[LogEntry]:
-        """Return the entries that the log has without a gap through the loaded version."""
-        try:
-            return self.table.entries(loaded, 1)
-        except FileNotFoundError:
-            files = filesystem(self.table.lake, self.table.uri)
-            oldest = oldest_commit(files, loaded.version())
-        return [] if oldest is None else self.table.entries(loaded, oldest)
 
     def find(self, snapshot: Snapshot, loaded: DeltaTable | None = None) -> Snapshot | None:
         """Find the complete snapshot with the same identity.

@@ -26,7 +26,12 @@ from deltalake.transaction import AddAction, RemoveAction
 from pgcdc_assets.error_text import first_line
 from pgcdc_assets.errors import ConfigurationError, RawZoneError, TransientError
 from pgcdc_assets.raw.commit_records import RECORD, LogEntry, read_entries
-from pgcdc_assets.raw.delta_log import LAST_CHECKPOINT, checkpoint_path, commit_path
+from pgcdc_assets.raw.delta_log import (
+    LAST_CHECKPOINT,
+    checkpoint_path,
+    commit_path,
+    oldest_commit,
+)
 from pgcdc_assets.raw.files import FileWriter, WrittenFile, filesystem, push_to_disk
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.log_table import open_delta_table
@@ -325,6 +330,14 @@ class RawTable:
         """
         versions = range(first_version, table.version() + 1)
         return read_entries(self.lake, self.uri, str(table.metadata().id), versions)
+
+    def remaining_entries(self, table: DeltaTable) -> list[LogEntry]:
+        """Return the entries that the log has without a gap through the loaded version."""
+        try:
+            return self.entries(table, 1)
+        except FileNotFoundError:
+            oldest = oldest_commit(filesystem(self.lake, self.uri), table.version())
+        return [] if oldest is None else self.entries(table, oldest)
 
     def _check_present(self, added: Sequence[WrittenFile]) -> None:
         """Check that no VACUUM has deleted the written files.

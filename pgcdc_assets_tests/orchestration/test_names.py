@@ -44,9 +44,7 @@ class Numbered(PgcdcTranslator):
         return spec.replace_attributes(key=dg.AssetKey(f"{data.layer.value}_{number}"))
 
 
-def location(
-    *names: tuple[str, str], translator: PgcdcTranslator | None = None
-) -> CodeLocation:
+def location(*names: tuple[str, str], translator: PgcdcTranslator | None = None) -> CodeLocation:
     tables = tuple(CdcTable(schema, table, (1, 2)) for schema, table in names)
     capture = CdcCapture("shop", "pub", tables)
     definitions = build_cdc_definitions(capture, translator=translator)
