@@ -90,7 +90,7 @@ def test_equal_counts_of_other_operations_fail_the_check(zone: RawZone) -> None:
     assert not results[True][COUNTED_AS_DECODED].passed
 
 
-.mark.parametrize(
+@pytest.mark.parametrize(
     ("lost", "holes"),
     [
         ((), "none"),
