@@ -11,21 +11,20 @@ between, delta-rs refuses the commit (`CommitRefused`).
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
+from deltalake import DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake.transaction import RemoveAction
 
 from pgcdc_assets.error_text import first_line
 from pgcdc_assets.errors import ConfigurationError, RawZoneError, TransientError
 from pgcdc_assets.raw.commit_records import RECORD, LogEntry, read_entries
+from pgcdc_assets.raw.commits import add_actions, commit_actions
 from pgcdc_assets.raw.delta_log import (
     LAST_CHECKPOINT,
     checkpoint_path,
@@ -242,36 +241,22 @@ class RawTable:
             TransientError: an added file is missing, or the log could not be written.
         """
         self._check_present(added)
-        now = int(time.time() * 1000)
-        actions: list[AddAction | RemoveAction] = [
-            AddAction(
-                file.path,
-                file.size_bytes,
-                dict(file.partition_values),
-                now,
-                data_change,
-                json.dumps(file.statistics),
-            )
-            for file in added
-        ]
         transactions = [Transaction(app_id, app_version)] if app_id else []
         transactions += [Transaction(name, value) for name, value in (facts or {}).items()]
         if excludes:
             transactions.append(Transaction(excludes, table.version() + 1))
         mark = new_mark()
         metadata = mark if record is None else {**mark, RECORD: dict(record)}
-        properties = CommitProperties(
-            custom_metadata=metadata,
-            app_transactions=transactions or None,
-        )
         try:
-            table.create_write_transaction(
-                [*actions, *removed],
-                "append",
-                self.schema,
-                partition_by=list(self.partition_by),
-                commit_properties=properties,
-                post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
+            commit_actions(
+                table,
+                add_actions(added, data_change=data_change),
+                removed,
+                transactions,
+                schema=self.schema,
+                partition_by=self.partition_by,
+                metadata=metadata,
+                reload=self.load,
             )
         except CommitFailedError as error:
             if is_unsupported(error):

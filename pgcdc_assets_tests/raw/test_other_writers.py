@@ -61,6 +61,7 @@ def test_files_that_another_program_has_compacted_meanwhile_are_not_added_again(
 
 def test_a_snapshot_that_another_program_has_compacted_is_read(zone: RawZone) -> None:
     """The program's files are in folders of the partition, whose names are encoded."""
+    zone.snapshots.table.load_or_create()
     landing = zone.snapshots.begin_snapshot(1, Lsn(50), relation("with space/ö=%"), 1)
     for row in ("1", "2"):
         landing.write([texts([row])])
