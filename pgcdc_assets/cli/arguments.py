@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pgcdc_assets import __version__
 from pgcdc_assets.cli.output import quiet_dagster
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 _EPILOG = """\
 environment:
@@ -27,9 +32,18 @@ exit status:
 _LONGEST_INTERVAL = 1e9
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that raises the errors of the stream to which it writes. argparse ignores them."""
+
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        stream = sys.stderr if file is None else file
+        if message and stream is not None:
+            stream.write(message)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="pgcdc",
         description="Postgres change data capture as Dagster assets.",
         epilog=_EPILOG,

@@ -16,7 +16,7 @@ from deltalake.exceptions import CommitFailedError
 
 from pgcdc_assets.error_text import first_line
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.raw.delta_log import read_commit
+from pgcdc_assets.raw.delta_log import FOLDER, read_commit
 
 # The key of the mark in the `commitInfo` of a commit.
 _MARK = "pgcdcCommit"
@@ -57,5 +57,7 @@ def unsupported_error(uri: str, error: CommitFailedError) -> ConfigurationError:
     return ConfigurationError(
         reason=f"Another program has turned on a feature of the Delta table {uri} that captures "
         f"cannot write: {first_line(error)}. Nothing was committed. Remove the feature in Spark "
-        "(ALTER TABLE ... DROP FEATURE), and run it again."
+        "(ALTER TABLE ... DROP FEATURE), and run it again. Spark cannot drop some features, such "
+        f"as clustering: delete the files of {FOLDER} of the versions from the change on. No "
+        "capture has written them."
     )

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,7 +33,7 @@ class DataFile:
     """A data file of a table's version, from an add action of the log.
 
     Attributes:
-        path: path relative to the table.
+        path: path relative to the table, as in the log.
         size_bytes: size of the file.
         row_count: number of rows.
         minimum: least value by column, for columns with statistics.
@@ -46,6 +47,11 @@ class DataFile:
     minimum: Mapping[str, Any]
     maximum: Mapping[str, Any]
     partition: Mapping[str, Any]
+
+    @property
+    def stored_path(self) -> str:
+        """The path in the store. The log encodes the characters of another program's folders."""
+        return unquote(self.path)
 
 
 def data_files(table: DeltaTable) -> list[DataFile]:
@@ -97,7 +103,7 @@ def change_files(table: RawTable, epoch: int, start: int, end: int) -> ChangeFil
         and file.maximum.get("commit_lsn", end) < end
         for file in files
     )
-    return ChangeFiles(tuple(f"{table.uri}/{file.path}" for file in files), lie_inside)
+    return ChangeFiles(tuple(f"{table.uri}/{file.stored_path}" for file in files), lie_inside)
 
 
 def scan(
@@ -119,7 +125,7 @@ def scan(
     physical = pa.schema([f for f in table.schema if f.name not in table.partition_by])
     try:
         dataset = ds.dataset(
-            [file.path for file in files],
+            [file.stored_path for file in files],
             schema=physical,
             format=ds.ParquetFileFormat(),
             filesystem=filesystem(table.lake, table.uri),

@@ -194,8 +194,8 @@ class SnapshotStore:
         """Return the uncompressed size of a snapshot, from the Parquet footers."""
         loaded = self.table.load()
         files = [] if loaded is None else data_files(loaded)
-        own = [file.path for file in files if snapshot_of_file(file).identity == snapshot.identity]
-        return uncompressed_bytes(self.table, own)
+        own = [file for file in files if snapshot_of_file(file).identity == snapshot.identity]
+        return uncompressed_bytes(self.table, [file.stored_path for file in own])
 
     def times(self) -> dict[SnapshotIdentity, dt.datetime]:
         """Return the times of the snapshots whose commits recorded the time.

@@ -20,7 +20,7 @@ def test_a_lake_that_cannot_be_read_does_not_stop_the_sync_of_the_next_capture(
     capsys: pytest.CaptureFixture[str],
     quick_dagster_storage: None,
 ) -> None:
-    for name, tables in (("first", "all"), ("second", "[public.t]")):
+    for name, tables in (("first", "all"), ("second", "[{name: public.t}]")):
         folder = tmp_path / "defs" / name
         folder.mkdir(parents=True)
         (folder / "defs.yaml").write_text(_COMPONENT.format(name=name, tables=tables))

@@ -1,7 +1,5 @@
 """Runs of a job of the user, whose executor gives each step a process of its own."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time
