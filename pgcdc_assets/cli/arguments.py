@@ -43,7 +43,7 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of all commands."""
-    parser = _Parser(
+    parser: argparse.ArgumentParser = _Parser(
         prog="pgcdc",
         description="Postgres change data capture as Dagster assets.",
         epilog=_EPILOG,

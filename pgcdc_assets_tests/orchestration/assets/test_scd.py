@@ -154,7 +154,7 @@ def test_a_window_of_the_past_that_a_person_merges_again_hides_no_later_merge(
     assert request.tags["dagster/asset_partition_range_start"] == orchestrated.windows()[2]
     result = orchestrated.execute(request, "merge")
     versions = [
-        event.materialization.tags["dagster/data_version"]
+        (event.materialization.tags or {})["dagster/data_version"]
         for event in result.get_asset_materialization_events()
         if event.asset_key == B
     ]
