@@ -10,6 +10,7 @@ from deltalake import DeltaTable
 
 from pgcdc_assets.postgres.digests import RowDetail
 from pgcdc_assets.verify import compare_digests
+from pgcdc_assets.verify.differing_keys import find_differing_keys
 from pgcdc_assets.verify.report import DifferenceKind
 from pgcdc_assets_tests.support.merge.pipeline import Pipeline
 from pgcdc_assets_tests.support.verify.comparison import verify
@@ -31,7 +32,6 @@ def test_equal_rows_that_the_table_lacks_are_counted_and_read_once(
     ordinals = sorted(row[0] for row in pipeline.frame().select("_ordinal").collect())
     DeltaTable(pipeline.path()).delete(f"_ordinal < {ordinals[10]}")
     digests: list[list[int]] = []
-    compare = compare_digests.find_differing_keys
     read: list[int] = []
     group = compare_digests._by_key
 
@@ -40,7 +40,7 @@ def test_equal_rows_that_the_table_lacks_are_counted_and_read_once(
     ) -> Iterator[tuple[DifferenceKind, str, int]]:
         ours, theirs = list(source), list(target)
         digests.append([row[2] for row in [*ours, *theirs]])
-        return compare(ours, theirs)
+        return find_differing_keys(ours, theirs)
 
     def count(details: Iterable[RowDetail]) -> dict[str, RowDetail]:
         found = list(details)
