@@ -35,7 +35,6 @@ BEFORE_COPY_COMMIT = "before_copy_commit"
 AFTER_COPY_COMMIT = "after_copy_commit"
 
 # Merge, rebuild and maintenance.
-AFTER_COLUMNS_OVERWRITTEN = "after_columns_overwritten"
 AFTER_COLUMNS_REWRITTEN = "after_columns_rewritten"
 AFTER_COLUMNS_ADDED = "after_columns_added"
 BEFORE_BATCH_COMMIT = "before_batch_commit"

@@ -15,16 +15,13 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from pgcdc_assets import failpoints
 from pgcdc_assets.errors import MergeConflict
 from pgcdc_assets.merge.fold.table_schema import Field, TableSchema
 from pgcdc_assets.merge.fold.type_changes import date_as_timestamp
 from pgcdc_assets.spark.sql import delta_table, identifier, string
 from pgcdc_assets.tables.columns import RESCUED, normalize_name
 from pgcdc_assets.tables.fence import Step
-from pgcdc_assets.tables.merge_notes import CLUSTERING, read_note, write_note
 from pgcdc_assets.tables.source_columns import SOURCE, TableColumn, is_certain
-from pgcdc_assets.tables.state import ScdState
 
 EMPTY_MAP = "CAST(map() AS MAP<STRING, STRING>)"
 
@@ -108,7 +105,7 @@ def _match(columns: Sequence[TableColumn], schema: TableSchema) -> dict[int, Tab
 
 def rewrite_columns(
     spark: SparkSession,
-    state: ScdState,
+    path: str,
     changes: ColumnChanges,
     partitioned_by: Sequence[str],
     step: Step,
@@ -117,7 +114,7 @@ def rewrite_columns(
 
     A value that the new type cannot hold exactly is kept as text in `_rescued`.
     """
-    rows = _named(spark.read.format("delta").load(state.path), changes)
+    rows = _named(spark.read.format("delta").load(path), changes)
     by_name = {field.name: field for field in changes.fields.values()}
     new = {}
     if changes.types:
@@ -140,22 +137,7 @@ def rewrite_columns(
         if field is not None and column.name in changes.types:
             metadata["comment"] = field.comment
         columns.append(value.alias(column.name, metadata=metadata))
-    rows = rows.select(*columns)
-    overwrite_clustered(spark, rows, state.path, step, partitioned_by, changes.names, state)
-
-
-def restore_clustering(spark: SparkSession, state: ScdState) -> bool:
-    """Cluster a table again if a merge has ended between a rewrite and the clustering.
-
-    Returns:
-        Whether the table was altered.
-    """
-    noted = read_note(state, CLUSTERING)
-    # At an earlier fence, the columns are not rewritten yet.
-    if noted is None or noted["through"] != state.fence:
-        return False
-    _cluster(spark, state.path, noted["columns"])
-    return True
+    overwrite_clustered(spark, rows.select(*columns), path, step, partitioned_by, changes.names)
 
 
 def overwrite_clustered(
@@ -165,7 +147,6 @@ def overwrite_clustered(
     step: Step,
     partitioned_by: Sequence[str],
     renamed: Mapping[str, str],
-    state: ScdState | None = None,
 ) -> None:
     """Replace rows and columns, and cluster the table as before by the columns that remain.
 
@@ -173,27 +154,17 @@ def overwrite_clustered(
 
     Args:
         renamed: new names by present names.
-        state: of the table, if `restore_clustering` may follow after the end of the process.
     """
     described = spark.sql(f"DESCRIBE DETAIL {delta_table(path)}").collect()[0]
     known = set(map(normalize_name, rows.columns))
     before = [renamed.get(name, name) for name in described["clusteringColumns"]]
     clustered_by = [name for name in before if normalize_name(name) in known]
-    if clustered_by and state is not None:
-        note = write_note(state, step.number, {"columns": clustered_by})
-        properties = f"{string(CLUSTERING)} = {string(note)}"
-        spark.sql(f"ALTER TABLE {delta_table(path)} SET TBLPROPERTIES ({properties})")
     writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
     writer.partitionBy(*partitioned_by).options(**step.options).save(path)
-    failpoints.reach(failpoints.AFTER_COLUMNS_OVERWRITTEN)
     if clustered_by:
         # An overwrite of the schema removes the clustering.
-        _cluster(spark, path, clustered_by)
-
-
-def _cluster(spark: SparkSession, path: str, names: Sequence[str]) -> None:
-    columns = ", ".join(map(identifier, names))
-    spark.sql(f"ALTER TABLE {delta_table(path)} CLUSTER BY ({columns})")
+        columns = ", ".join(map(identifier, clustered_by))
+        spark.sql(f"ALTER TABLE {delta_table(path)} CLUSTER BY ({columns})")
 
 
 def rescued_sql(before: str, entries: str) -> str:

@@ -25,10 +25,6 @@ FILL = "pgcdc.fill"
 # The relation that the rows follow.
 FOLLOWED = "pgcdc.followed"
 
-# The columns by which a table was clustered before its columns were rewritten.
-CLUSTERING = "pgcdc.clustering"
-
-# The notes of rows that are still to follow.
 NOTES = (FILL, FOLLOWED)
 
 # The last fence at which a note holds is at most the next one of its table. A write so many fences

@@ -11,7 +11,6 @@ from pyspark.sql import DataFrame
 from pgcdc_assets import failpoints
 from pgcdc_assets.merge import MergeFailure, MergeReport, rebuild_table
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify import check_all
 from pgcdc_assets_tests.support.merge.pipeline import EACH_KIND, Pipeline
@@ -227,27 +226,6 @@ def test_a_merge_that_is_killed_between_its_commits_is_continued(
         (2, "b2", "a2", None, "c2", 6, "I"),
     ]
     assert check_all(pipeline.spark, pipeline.zone, target, 2).is_sound
-
-
-@pytest.mark.sampled
-def test_a_merge_that_is_killed_after_a_rewrite_keeps_the_clustering_of_the_owner(
-    pipeline: Pipeline, kills: list[str]
-) -> None:
-    target = CdcTable("public", "t")
-    pipeline.start("create table t (id int primary key, a text)", "insert into t values (1, 'x')")
-    pipeline.capture()
-    _merge(pipeline, target)
-    table = delta_table(table_path(pipeline.zone.lake, pipeline.zone.name, "public", "t", 1))
-    pipeline.spark.sql(f"ALTER TABLE {table} CLUSTER BY (a)")
-    pipeline.database.execute("alter table t rename a to b; update t set b = 'y'")
-    pipeline.capture()
-    kills.append(failpoints.AFTER_COLUMNS_OVERWRITTEN)
-    (failure,) = pipeline.merge(None, target).values()
-    assert isinstance(failure, MergeFailure)
-    _merge(pipeline, target)
-    pipeline.assert_equal("t")
-    detail = pipeline.spark.sql(f"DESCRIBE DETAIL {table}").collect()[0]
-    assert detail["clusteringColumns"] == ["b"]
 
 
 @pytest.mark.soak

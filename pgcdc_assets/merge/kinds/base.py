@@ -11,11 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pgcdc_assets import failpoints
 from pgcdc_assets.errors import MergeConflict, RawZoneError, SchemaChangeError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge.column_changes import (
-    find_column_changes,
-    restore_clustering,
-    rewrite_columns,
-)
+from pgcdc_assets.merge.column_changes import find_column_changes, rewrite_columns
 from pgcdc_assets.merge.fold.chosen_types import check_chosen, check_retypes, choose_types
 from pgcdc_assets.merge.fold.events import null_key_sql
 from pgcdc_assets.merge.fold.schema import build_schema, resolve_names
@@ -231,8 +227,6 @@ class TableKind(ABC):
         Returns:
             The new state, and the step for the rows, after steps for the columns.
         """
-        if restore_clustering(self.spark, state):
-            state = self.read_state()
         version = self._find_version(schema)
         columns = read_past(self.task, state, version)
         changes = find_column_changes(columns, schema)
@@ -240,7 +234,7 @@ class TableKind(ABC):
         if changes.needs_rewrite:
             allow_types(self.spark, state, schema)
             rewrite = step.keeping(state.watermark)
-            rewrite_columns(self.spark, state, changes, self.partitioned_by, rewrite)
+            rewrite_columns(self.spark, state.path, changes, self.partitioned_by, rewrite)
             step = self.follow_write(rewrite, step)
             failpoints.reach(failpoints.AFTER_COLUMNS_REWRITTEN)
             state = self.read_state()
