@@ -97,14 +97,16 @@ def _explained(task: MergeTask, error: Exception, session: SparkSession | None) 
     if required:
         return _must_be_nullable(task, required)
     if any(part in condition or part in text for part in _MISSING_FILE):
-        if task.path in text:
-            return TableDamaged(path=task.path, reason=f"a file is missing ({condition})")
-        if any(folder in text for folder in _SNAPSHOTS):
+        # The first line of the text names the table, whichever file is missing.
+        missing = [line for line in text.splitlines() if any(p in line for p in _MISSING_FILE)]
+        if any(folder in line for line in missing for folder in _SNAPSHOTS):
             return SnapshotNeeded(
                 table=name,
                 reason="a file of its snapshot in the raw zone is missing. Restore the file from a "
                 "backup, or replace the snapshot",
             )
+        if task.path in text:
+            return TableDamaged(path=task.path, reason=f"a file is missing ({condition})")
         # A compaction may have replaced a file of the raw zone: the next run reads the new file.
         return _transient(name, condition)
     inner = next((known for known in _IN_TEXT if known in text), None)
