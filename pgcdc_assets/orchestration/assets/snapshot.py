@@ -12,11 +12,10 @@ import dagster as dg
 from pgcdc_assets.capture.snapshot import snapshot_each_table
 from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotReport
 from pgcdc_assets.errors import ConfigurationError, MergeConflict, resnapshot_remedy
-from pgcdc_assets.orchestration.data_versions import version_tags
 from pgcdc_assets.orchestration.metadata import source_column_schema
 from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
-from pgcdc_assets.orchestration.runs.claims import claimed_step
+from pgcdc_assets.orchestration.runs.claims import claim_run
 from pgcdc_assets.orchestration.runs.failures import dagster_failures, raise_failed
 from pgcdc_assets.orchestration.runs.partial_request import (
     build_partial_snapshot,
@@ -49,22 +48,20 @@ def build_snapshot_asset(
 
     @dg.multi_asset(
         name=names.copy_step,
-        # Skippable: each copied table is materialised at once, because the run may be killed. A
-        # partial snapshot is no materialisation of the table's partition.
+        # Skippable: a partial snapshot is no materialization of the table's partition.
         specs=[spec.replace_attributes(deps=step.sources(sources), skippable=True)],
         partitions_def=partitions,
         backfill_policy=dg.BackfillPolicy.single_run(),
         pool=names.snapshot_pool,
         required_resource_keys={names.postgres, names.lake},
     )
-    @claimed_step
     def snapshot(context: dg.AssetExecutionContext) -> Any:
         postgres: PostgresResource = getattr(context.resources, names.postgres)
         lake: LakeResource = getattr(context.resources, names.lake)
         failures: list[SnapshotFailure] = []
-        copied = _copied_before(context)
-        wanted = [tables[key] for key in context.partition_keys if key not in copied]
-        with dagster_failures(capture.name):
+        metadata = _copied_before(context)
+        wanted: list[CdcTable] = [tables[k] for k in context.partition_keys if k not in metadata]
+        with claim_run(context), dagster_failures(capture.name):
             zone = lake.zone(capture.name)
             if PARTIAL_TAG in context.run.tags:
                 report = _take_partial(context, capture, postgres, zone, wanted)
@@ -102,17 +99,20 @@ def build_snapshot_asset(
                     failures.append(passed)
                     continue
                 context.log.info(f"Copied {outcome.row_count} rows of {name}")
+                metadata[table.partition_key] = snapshot_metadata(outcome, gates.get(name))
                 seen = source_metadata(zone, outcome)
                 context.log_event(dg.AssetObservation(sources[table], metadata=seen))
-                yield dg.AssetMaterialization(
-                    spec.key,
-                    partition=table.partition_key,
-                    metadata=snapshot_metadata(outcome, gates.get(name)),
-                    tags=version_tags(f"{outcome.epoch}:{outcome.snapshot_lsn}"),
-                )
         if failures:
+            # The step's own result would mark every table of the run as copied.
+            for key, entries in metadata.items():
+                context.log_event(
+                    dg.AssetMaterialization(spec.key, partition=key, metadata=entries)
+                )
             named = [(str(f.name), f.error) for f in failures]
             raise_failed("Not copied", named, capture.name)
+        for key, entries in metadata.items():
+            context.add_asset_metadata(entries, asset_key=spec.key, partition_key=key)
+        yield dg.MaterializeResult(asset_key=spec.key)
 
     return step.restore(snapshot)
 
@@ -157,15 +157,15 @@ def partial_metadata(report: SnapshotReport) -> dict[str, Any]:
     }
 
 
-def _copied_before(context: dg.AssetExecutionContext) -> set[str]:
-    """Return the partitions of the tables that earlier attempts of this run have copied."""
+def _copied_before(context: dg.AssetExecutionContext) -> dict[str, dict[str, Any]]:
+    """Return the metadata of the tables that earlier attempts of this run have copied."""
     if context.retry_number == 0:
-        return set()
+        return {}
     entries = context.instance.all_logs(
         context.run.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION
     )
     events = [entry.asset_materialization for entry in entries]
-    return {e.partition for e in events if e is not None and e.partition}
+    return {e.partition: dict(e.metadata) for e in events if e is not None and e.partition}
 
 
 def _passed(zone: RawZone, table: CdcTable, report: SnapshotReport) -> SnapshotFailure | None:
