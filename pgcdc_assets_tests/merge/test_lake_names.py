@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.merge import MergeReport, merge_tables
+from pgcdc_assets.merge.rebuild import rebuild_table
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
@@ -101,3 +102,28 @@ def test_spark_rewrites_a_small_table_from_its_own_files(
     path = merge(spark, landing, CdcTable("shop", "items")).path
     rows = spark.read.format("delta").load(path).select("id", "v").collect()
     assert sorted(map(tuple, rows)) == [(1, "c"), (2, "b"), (3, "d")]
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("by_spark", [False, True])
+def test_a_lake_that_was_moved_is_merged_and_rebuilt(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_spark: bool
+) -> None:
+    if by_spark:
+        merge_by_spark(monkeypatch)
+    zone = RawZone(Lake(str(tmp_path / "before")), "test")
+    landing = Landing(zone, [relation(*_COLUMNS)])
+    landing.begin([["1", "a"], ["2", "b"]])
+    landing.land([update("1", "c")])
+    both = CdcTable("shop", "items", scd=(1, 2))
+    list(merge_tables(spark, zone, [both], landing.windows[-1]))
+    (tmp_path / "before").rename(tmp_path / "after")
+    landing.zone = RawZone(Lake(str(tmp_path / "after")), "test")
+    landing.land([delete("2", None), insert("3", "d")])
+    for report in merge_tables(spark, landing.zone, [both], landing.windows[-1]):
+        assert isinstance(report, MergeReport), report.error
+        assert str(tmp_path / "after") in report.path
+    rebuilt = [rebuild_table(spark, landing.zone, both, scd) for scd in both.scd]
+    rows = [spark.read.format("delta").load(each.path).count() for each in rebuilt]
+    assert rows == [2, 4]
+    assert not (tmp_path / "before").exists()

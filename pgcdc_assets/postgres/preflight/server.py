@@ -198,7 +198,7 @@ def _check_feedback(server: Server) -> Iterator[Finding]:
             "standby is disconnected, VACUUM on the primary may remove rows of the catalog that "
             "the capture's slot needs, and the slot is lost.",
             "on the primary: select pg_create_physical_replication_slot('standby', true); on the "
-            "standby: alter system set primary_slot_name = 'standby'; select pg_reload_conf()",
+            "standby: " + setting_remedy(server.managed_by, "primary_slot_name", "'standby'"),
         )
 
 
