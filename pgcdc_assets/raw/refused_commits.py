@@ -58,6 +58,6 @@ def unsupported_error(uri: str, error: CommitFailedError) -> ConfigurationError:
         reason=f"Another program has turned on a feature of the Delta table {uri} that captures "
         f"cannot write: {first_line(error)}. Nothing was committed. Remove the feature in Spark "
         "(ALTER TABLE ... DROP FEATURE), and run it again. Spark cannot drop some features, such "
-        f"as clustering: delete the files of {FOLDER} of the versions from the change on. No "
-        "capture has written them."
+        f"as clustering: unless OPTIMIZE has followed, delete the files of {FOLDER} of the "
+        "versions from the change on. No capture has written them."
     )
