@@ -7,13 +7,10 @@ import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from pgcdc_assets import __version__
 from pgcdc_assets.cli.output import quiet_dagster
-
-if TYPE_CHECKING:
-    from _typeshed import SupportsWrite
 
 _EPILOG = """\
 environment:
@@ -35,7 +32,7 @@ _LONGEST_INTERVAL = 1e9
 class _Parser(argparse.ArgumentParser):
     """A parser that raises the errors of the stream to which it writes. argparse ignores them."""
 
-    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+    def _print_message(self, message: str, file: Any = None) -> None:
         stream = sys.stderr if file is None else file
         if message and stream is not None:
             stream.write(message)

@@ -187,6 +187,7 @@ class MessageTable:
 
         Raises:
             TransientError: the lake could not be written. No row is lost.
+            RawZoneError: a file is missing or damaged.
         """
         loaded = self.table.load()
         if loaded is None:
