@@ -24,15 +24,20 @@ SETTINGS = {
 
 _SESSION = """
 import json, sys
+from contextlib import suppress
 import psutil
 from pgcdc_assets.spark.session import spark_session
 asked = json.load(sys.stdin)
 spark = spark_session("test", conf=asked["conf"])
 jvm = psutil.Process(spark.sparkContext._gateway.proc.pid)
-family = [jvm, *jvm.children(recursive=True)]
+shown = [(jvm.cmdline(), jvm.environ())]
+for child in jvm.children(recursive=True):
+    # A child may have ended.
+    with suppress(psutil.NoSuchProcess):
+        shown.append((child.cmdline(), child.environ()))
 print(json.dumps({
-    "command lines": [each.cmdline() for each in family],
-    "variables": [each.environ() for each in family],
+    "command lines": [each for each, _ in shown],
+    "variables": [each for _, each in shown],
     "values": {name: spark.conf.get(name, None) for name in asked["names"]},
 }))
 """

@@ -204,7 +204,7 @@ def test_a_setting_of_a_server_is_on_no_command_line_and_in_no_file(clone: Clone
     server = psutil.Process(clone.running().pid)
     for process in [server, *server.children(recursive=True)]:
         # A child may have ended. The server itself runs.
-        with suppress(psutil.ZombieProcess):
+        with suppress(psutil.NoSuchProcess):
             assert "sesame" not in "\n".join([*process.cmdline(), *process.environ().values()])
     files = [path for path in clone.server.folder.rglob("*") if path.is_file()]
     assert not [path for path in files if b"sesame" in path.read_bytes()]
