@@ -87,7 +87,7 @@ def select_landed(
         through: the end of the landed windows of the newest epoch.
     """
     reached = [window for window in windows if window.end_position <= through]
-    epochs = {window.epoch for window in reached}
+    epochs = {window.epoch for window in reached} - {through.epoch}
     ends = {epoch: zone.changes.captured_through(epoch) or Lsn(0) for epoch in epochs}
     ends[through.epoch] = through.lsn
     return sorted(window for window in reached if window.end <= ends[window.epoch])

@@ -23,6 +23,19 @@ def is_own_path(path: str) -> bool:
     return not re.search(r"[:%]|^/|(^|/)\.\.?(/|$)", path)
 
 
+def hinted_checkpoint(files: pafs.FileSystem) -> int | None:
+    """Return the version of the checkpoint that `_last_checkpoint` names; None if it names none.
+
+    Raises:
+        FileNotFoundError, ValueError: the hint is lost or malformed.
+        OSError: the hint cannot be read.
+    """
+    with files.open_input_stream(LAST_CHECKPOINT) as stream:
+        hint = json.loads(stream.read())
+    version = hint.get("version") if isinstance(hint, dict) else None
+    return version if isinstance(version, int) else None
+
+
 def commit_path(version: int) -> str:
     """Return the path of a commit, relative to the table."""
     return f"{FOLDER}/{version:020d}.json"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from pgcdc_assets.raw.delta_log import FOLDER, LAST_CHECKPOINT
+from pgcdc_assets.raw.delta_log import FOLDER, LAST_CHECKPOINT, hinted_checkpoint
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.log_tail import transactions_at
@@ -64,13 +62,14 @@ def _remove_wrong_hint(lake: Lake, uri: str) -> bool:
     """
     files = filesystem(lake, uri)
     try:
-        with files.open_input_stream(LAST_CHECKPOINT) as stream:
-            checkpoint = f"{json.loads(stream.read())['version']:020d}.checkpoint"
+        version = hinted_checkpoint(files)
+        if version is None:
+            return False
         names = [info.base_name for info in files.get_file_info(pafs.FileSelector(FOLDER))]
         begins = any(".checkpoint." in name or name == f"{0:020d}.json" for name in names)
-        if not begins or any(name.startswith(checkpoint) for name in names):
+        if not begins or any(name.startswith(f"{version:020d}.checkpoint") for name in names):
             return False
         files.delete_file(LAST_CHECKPOINT)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError):
         return False
     return True

@@ -18,7 +18,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from pgcdc_assets.raw.delta_log import FOLDER, LAST_CHECKPOINT, read_commit_lines
+from pgcdc_assets.raw.delta_log import FOLDER, hinted_checkpoint, read_commit_lines
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.tables.row_counts import written_rows
@@ -95,10 +95,8 @@ def _find_hinted_checkpoint(store: pafs.FileSystem, version: int) -> int | None:
     Raises:
         FileNotFoundError, ValueError: the hint is lost or malformed.
     """
-    with store.open_input_stream(LAST_CHECKPOINT) as stream:
-        hint = json.loads(stream.read())
-    covered = hint.get("version") if isinstance(hint, dict) else None
-    return covered if isinstance(covered, int) and covered <= version else None
+    covered = hinted_checkpoint(store)
+    return covered if covered is not None and covered <= version else None
 
 
 def _find_listed_checkpoint(store: pafs.FileSystem, version: int) -> int | None:

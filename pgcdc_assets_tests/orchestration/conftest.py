@@ -64,6 +64,15 @@ class Orchestrated:
     def windows(self) -> list[str]:
         return list(self.instance.get_dynamic_partitions(self.capture.windows_name))
 
+    def land_and_open(self) -> tuple[str, str]:
+        """Land a window, open the next one by a tick, and return the keys of both."""
+        self.copy()
+        self.land()
+        self.commit("insert into b values (1, 1)")
+        self.tick("lag")
+        landed, opened = self.windows()
+        return landed, opened
+
     def commit(self, statement: str) -> None:
         """Execute a statement and flush its commit, because test servers commit asynchronously."""
         self.database.transaction("set local synchronous_commit = on", statement)

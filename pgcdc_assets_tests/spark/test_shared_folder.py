@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ import pytest
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.processes import ProcessIdentity, ProcessNamespace, this_namespace
 from pgcdc_assets.spark.server import SparkServer
+from pgcdc_assets_tests.support.access import without_access
 
 _HERE = this_namespace()
 _OTHER_MACHINE = ProcessNamespace("other", "8a5c6d8e-boot", "4026531836")
@@ -75,20 +73,6 @@ def test_the_files_of_an_ended_server_are_deleted(tmp_path: Path, place: Process
     assert files_of(server) == []
 
 
-@contextmanager
-def as_other_user(file: Path) -> Iterator[None]:
-    """Deny the access to a file: root becomes another user, and another user changes the mode."""
-    is_root = os.geteuid() == 0
-    file.chmod(0o600 if is_root else 0)
-    try:
-        if is_root:
-            os.seteuid(65534)
-        yield
-    finally:
-        if is_root:
-            os.seteuid(0)
-
-
 @pytest.mark.parametrize("name", ["spark-server.json", "spark-server.lock"])
 def test_the_server_of_another_user_is_neither_used_nor_ended(name: str) -> None:
     with tempfile.TemporaryDirectory(prefix="pgcdc-test-shared-") as folder:
@@ -96,7 +80,7 @@ def test_the_server_of_another_user_is_neither_used_nor_ended(name: str) -> None
         server = SparkServer(Path(folder))
         file = server.folder / name
         file.write_text("")
-        with as_other_user(file):
+        with without_access(file):
             assert server.usable() is None
             for call in (server.stop, server.start):
                 with pytest.raises(ConfigurationError, match="belongs to another user") as raised:

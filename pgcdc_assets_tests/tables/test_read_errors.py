@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,21 +13,7 @@ from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.raw.delta_log import FOLDER, commit_path
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.tables.state import open_table
-
-
-@contextmanager
-def _without_access(path: Path) -> Iterator[None]:
-    """Deny the access: root becomes another user, and another user changes the mode."""
-    is_root, mode = os.geteuid() == 0, path.stat().st_mode
-    path.chmod(0o700 if is_root else 0)
-    try:
-        if is_root:
-            os.seteuid(65534)
-        yield
-    finally:
-        if is_root:
-            os.seteuid(0)
-        path.chmod(mode)
+from pgcdc_assets_tests.support.access import without_access
 
 
 @pytest.mark.parametrize("part", [commit_path(0), FOLDER, ""])
@@ -41,7 +24,7 @@ def test_a_table_that_this_user_may_not_read_is_not_called_damaged(part: str) ->
         path = Path(folder, "orders")
         write_deltalake(path, pa.table({"id": [1]}))
         with (
-            _without_access(path / part),
+            without_access(path / part),
             pytest.raises(ConfigurationError, match=r"orders cannot be read: Permission denied"),
         ):
             open_table(Lake(folder), str(path))

@@ -33,11 +33,7 @@ def test_a_merge_of_all_partitions_names_the_window_that_is_not_landed(
     orchestrated: Orchestrated,
 ) -> None:
     """A window has its key before it is landed, so "all partitions" often have such a window."""
-    orchestrated.copy()
-    orchestrated.land()
-    orchestrated.commit("insert into b values (1, 1)")
-    orchestrated.tick("lag")
-    landed, opened = orchestrated.windows()
+    landed, opened = orchestrated.land_and_open()
     error = materialise(orchestrated, "merge", landed, opened)
     end = LsnWindow.parse(landed).end
     assert f"window {opened} is not landed" in error

@@ -72,11 +72,7 @@ def test_a_key_stays_while_a_capture_runs(orchestrated: Orchestrated) -> None:
 def test_a_window_that_was_open_at_the_end_of_its_epoch_is_not_merged(
     orchestrated: Orchestrated,
 ) -> None:
-    orchestrated.copy()
-    orchestrated.land()
-    orchestrated.commit("insert into b values (1, 1)")
-    orchestrated.tick("lag")
-    landed, opened = orchestrated.windows()
+    landed, opened = orchestrated.land_and_open()
     database, zone, capture = orchestrated.database, orchestrated.zone, orchestrated.capture
     database.drop_slots()
     settings, source = database.settings(), (capture.slot, capture.publication)
