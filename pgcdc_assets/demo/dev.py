@@ -16,7 +16,7 @@ import urllib.request
 
 from pgcdc_assets.demo.console import print_progress, say
 from pgcdc_assets.demo.dagster_dev import start_dagster, stop_dagster
-from pgcdc_assets.demo.interrupts import interrupts_deferred, raise_at_signals
+from pgcdc_assets.demo.interrupts import interrupts_at_signals, interrupts_deferred
 from pgcdc_assets.demo.stage import FOLDER, LiveWorkload, Stage, stage
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.project.code_location import DEFAULT_MODULE
@@ -49,9 +49,9 @@ def run_dev(
         ConfigurationError: the port is in use, or another demonstration runs in this folder.
     """
     _check_free(port)
-    raise_at_signals()
     try:
         with (
+            interrupts_at_signals(),
             stage(lake, fresh=fresh, scale=scale) as set_up,
             SparkServer(state_folder(), lakes=[LakeResource().lake().uri]).running(say),
             LiveWorkload(set_up.conninfo, connections=connections, rate=rate),

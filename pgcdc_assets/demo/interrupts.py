@@ -11,14 +11,20 @@ from types import FrameType
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def raise_at_signals() -> None:
-    """Raise KeyboardInterrupt at the first SIGINT or SIGTERM.
+@contextmanager
+def interrupts_at_signals() -> Iterator[None]:
+    """Raise KeyboardInterrupt in the block at the first SIGINT or SIGTERM.
 
     Later signals are ignored, because they would interrupt the end of the child processes. A shell
-    starts a background job with SIGINT ignored; this process handles it.
+    starts a background job with SIGINT ignored; this process handles it. After the block, the
+    signals have their handlers of before.
     """
-    for each in _SIGNALS:
-        signal.signal(each, _interrupt)
+    before = {number: signal.signal(number, _interrupt) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from pgcdc_assets.activity import watched_by
 from pgcdc_assets.cli.library_log import library_log
 from pgcdc_assets.cli.tables import size
 from pgcdc_assets.demo.console import Lines, print_progress, say, table
-from pgcdc_assets.demo.interrupts import raise_at_signals
+from pgcdc_assets.demo.interrupts import interrupts_at_signals
 from pgcdc_assets.demo.stage import FOLDER, LiveWorkload, stage
 from pgcdc_assets.errors import DifferenceFound
 from pgcdc_assets.orchestration.feature_warnings import ignore_feature_warnings
@@ -93,8 +93,7 @@ def run_demo(
     Raises:
         DifferenceFound: a table of the lake differs from its source.
     """
-    raise_at_signals()
-    with library_log(state_folder() / "logs", "demo") as log:
+    with interrupts_at_signals(), library_log(state_folder() / "logs", "demo") as log:
         try:
             return _run(connections, rate, scale, seconds, lake, fresh=fresh)
         finally:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 import threading
 from pathlib import Path
 
@@ -66,8 +67,11 @@ def test_a_second_demonstration_in_one_clone_is_refused(
             stage(FOLDER, fresh=False, scale=0.01),
         ):
             pass
+        handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
         assert main(["demo"]) == 2
     assert "stop it first" in capsys.readouterr().err
+    # A caller's process gets its handlers back.
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
 def test_a_used_port_is_an_error_before_the_start() -> None:
