@@ -11,12 +11,15 @@ from typing import Any
 import dagster as dg
 
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
+from pgcdc_assets.orchestration.data_versions import find_shown_through
+from pgcdc_assets.orchestration.metadata import THROUGH_METADATA
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.partitions import parse_windows, read_run_windows
 from pgcdc_assets.orchestration.resources import LakeResource
 from pgcdc_assets.orchestration.runs.claims import claimed_step
 from pgcdc_assets.orchestration.runs.failures import dagster_failures
 from pgcdc_assets.orchestration.runs.long_runs import LongRun
+from pgcdc_assets.orchestration.runs.records import MESSAGES_PURPOSE, PURPOSE_TAG
 from pgcdc_assets.settings import CdcCapture
 from pgcdc_assets.tables.messages import AppendReport, MessageTable
 
@@ -49,23 +52,24 @@ def build_messages_asset(
         following = LongRun.of(context, names.messages_pool, capture.windows)
         with dagster_failures(capture.name):
             table = MessageTable(lake.zone(capture.name))
-            through = read_run_windows(context.partition_keys)[-1].end_position
-            report = table.append(through)
-            yield dg.MaterializeResult(asset_key=spec.key, metadata=_metadata(report))
-            later = _Later(table, through)
+            last = read_run_windows(context.partition_keys)[-1]
+            report = table.append(last.end_position)
+            newest = _find_newest(context, spec.key, last)
+            yield dg.MaterializeResult(asset_key=spec.key, metadata=_metadata(report, newest))
+            later, shown = LaterMessages(table, last.end_position), last.end_position
             while (found := following.find(later.find)) is not None:
                 report = table.append(found)
                 known = context.instance.get_dynamic_partitions(capture.windows_name)
-                for window in _windows_between(known, later.through, found):
+                for window in _windows_between(known, shown, found):
                     yield dg.AssetMaterialization(
-                        spec.key, partition=window.key, metadata=_metadata(report)
+                        spec.key, partition=window.key, metadata=_metadata(report, window)
                     )
-                later.through = found
+                later.through = shown = found
 
     return messages
 
 
-class _Later:
+class LaterMessages:
     """The messages that are landed during a run.
 
     Attributes:
@@ -94,8 +98,29 @@ def _windows_between(keys: list[str], since: Position, through: Position) -> Ite
             yield window
 
 
-def _metadata(report: AppendReport) -> dict[str, Any]:
-    metadata: dict[str, Any] = {"appended_messages": report.row_count}
+def _find_newest(
+    context: dg.AssetExecutionContext, key: dg.AssetKey, through: LsnWindow
+) -> LsnWindow:
+    """Return the newest appended window.
+
+    A person may select windows that were appended before. The sensor selects the newest ones.
+    """
+    if context.run.tags.get(PURPOSE_TAG) == MESSAGES_PURPOSE:
+        return through
+    return max(through, find_shown_through(context.instance, key) or through)
+
+
+def _metadata(report: AppendReport, through: LsnWindow) -> dict[str, Any]:
+    """Describe an append.
+
+    Args:
+        through: the newest window that is materialised, by which the sensor finds windows that a
+            killed run has not materialised.
+    """
+    metadata: dict[str, Any] = {
+        "appended_messages": report.row_count,
+        THROUGH_METADATA: through.key,
+    }
     if report.watermark is not None:
         metadata["watermark"] = str(report.watermark.lsn)
     return metadata

@@ -135,7 +135,7 @@ class _Sync:
             if partial is not None:
                 self._resnapshot([partial.table], {PARTIAL_TAG: "true"})
             self._run_to_barrier()
-            for request in find_message_requests(self.instance, self.loaded):
+            for request in find_message_requests(self.instance, self.repository, self.loaded):
                 self._execute(request)
             settings, zone = self.loaded.postgres.settings(), self.loaded.lake.zone(self.name)
             self.failures += find_declared_moves(settings, zone, self.loaded.capture, "sync")

@@ -14,6 +14,7 @@ from dagster._core.execution.stats import StepEventStatus
 CAPTURE_TAG = "pgcdc/capture"
 PURPOSE_TAG = "pgcdc/purpose"
 MERGE_PURPOSE = "merge"
+MESSAGES_PURPOSE = "messages"
 THROUGH_TAG = "pgcdc/through"
 # A snapshot run with this tag takes over a slot that another consumer has read.
 ADOPT_SLOT_TAG = "pgcdc/adopt_slot"

@@ -8,6 +8,7 @@ from typing import Any
 import dagster as dg
 
 from pgcdc_assets.lsn import LsnWindow, Position
+from pgcdc_assets.orchestration.data_versions import find_shown_through
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.partitions import (
     build_shown_range_tags,
@@ -21,6 +22,7 @@ from pgcdc_assets.orchestration.runs.failures import tick_failures
 from pgcdc_assets.orchestration.runs.long_runs import may_continue
 from pgcdc_assets.orchestration.runs.records import (
     CAPTURE_TAG,
+    MESSAGES_PURPOSE,
     PURPOSE_TAG,
     THROUGH_TAG,
     attempts_for,
@@ -33,7 +35,6 @@ from pgcdc_assets.settings import CdcCapture
 from pgcdc_assets.tables.messages import MessageTable
 
 MINIMUM_INTERVAL_SECONDS = 5
-PURPOSE = "messages"
 
 _NOTHING_WAITS = "no logical message waits"
 
@@ -47,7 +48,7 @@ def build_messages_sensor(
         messages: the asset of logical messages.
     """
     names = Names.of(capture)
-    waiting = WaitingMessages(capture)
+    waiting = WaitingMessages(capture, messages)
 
     @dg.sensor(
         name=names.messages_sensor,
@@ -56,7 +57,7 @@ def build_messages_sensor(
         minimum_interval_seconds=MINIMUM_INTERVAL_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
         required_resource_keys={names.lake},
-        tags={CAPTURE_TAG: capture.name, PURPOSE_TAG: PURPOSE},
+        tags={CAPTURE_TAG: capture.name, PURPOSE_TAG: MESSAGES_PURPOSE},
     )
     @tick_failures(capture.name)
     def appends(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
@@ -77,10 +78,19 @@ class WaitingMessages:
     A heartbeat of the package is a logical message too, and is no row of the table. For each
     watermark, a position below which nothing else waits is remembered, so that heartbeats are read
     once.
+
+    A run that was killed after its append has materialised nothing. Its windows are requested
+    again, although none of their messages waits.
     """
 
-    def __init__(self, capture: CdcCapture) -> None:
+    def __init__(self, capture: CdcCapture, messages: dg.AssetKey) -> None:
+        """Create the answer for one evaluation or more.
+
+        Args:
+            messages: the asset of logical messages.
+        """
         self._capture = capture
+        self._messages = messages
         self._watermark: Position | None = None
         self._none_below: Position | None = None
 
@@ -97,37 +107,58 @@ class WaitingMessages:
         if mark != self._watermark:
             # Messages were appended, or the table was deleted.
             self._watermark, self._none_below = mark, None
-        if table.find_waiting(self._none_below or mark, through) is None:
+        is_waiting = table.find_waiting(self._none_below or mark, through) is not None
+        if not is_waiting:
             self._none_below = through
+        shown = self._shown_through(instance, mark)
+        if not is_waiting and shown == mark:
             return dg.SkipReason(_NOTHING_WAITS)
         known = instance.get_dynamic_partitions(self._capture.windows_name)
         landed = select_landed(zone, parse_windows(known), through)
         if not landed:
             return dg.SkipReason("no window is landed yet")
-        return self._request(instance, known, landed, mark)
+        later = [window for window in landed if shown is None or window.end_position > shown]
+        if not is_waiting:
+            # Keys may be missing: the windows above the watermark would be requested repeatedly.
+            later = [window for window in later if mark is not None and window.end_position <= mark]
+            if not later:
+                return dg.SkipReason(_NOTHING_WAITS)
+        return self._request(instance, known, later or landed[-1:])
+
+    def _shown_through(
+        self, instance: dg.DagsterInstance, mark: Position | None
+    ) -> Position | None:
+        """Return the end of the appended windows that the instance shows as materialised."""
+        shown = find_shown_through(instance, self._messages)
+        if mark is None or shown is None:
+            return None
+        return min(mark, shown.end_position)
 
     def _request(
         self,
         instance: dg.DagsterInstance,
         keys: Sequence[str],
-        landed: list[LsnWindow],
-        mark: Position | None,
+        windows: Sequence[LsnWindow],
     ) -> dg.RunRequest | dg.SkipReason:
-        capture, last = self._capture, landed[-1]
-        past = attempts_for(instance, capture.name, PURPOSE, {THROUGH_TAG: last.key})
+        """Return the request to materialise windows, or the reason for a pause.
+
+        Args:
+            keys: the partition keys of all windows, in the order in which they were added.
+        """
+        capture, last = self._capture, windows[-1]
+        past = attempts_for(instance, capture.name, MESSAGES_PURPOSE, {THROUGH_TAG: last.key})
         pause, progress = capture.windows.backoff(past.count), sync_progress.get()
         since = past.seconds_since_end if progress is None else None
         if since is not None and since < pause:
             return dg.SkipReason("the newest append failed, and is retried later")
-        later = [window for window in landed if mark is None or window.end_position > mark]
-        shown = find_shown_windows(later or [last], 1)
+        shown = find_shown_windows(windows, 1)
         return dg.RunRequest(
-            run_key=f"{capture.name}:{PURPOSE}:{last.key}:{past.newest}",
+            run_key=f"{capture.name}:{MESSAGES_PURPOSE}:{last.key}:{past.newest}",
             job_name=Names.of(capture).messages_job,
             tags={
                 **build_shown_range_tags(keys, shown),
                 CAPTURE_TAG: capture.name,
-                PURPOSE_TAG: PURPOSE,
+                PURPOSE_TAG: MESSAGES_PURPOSE,
                 THROUGH_TAG: last.key,
                 **may_continue(capture.windows, progress),
             },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -12,14 +13,17 @@ from deltalake import DeltaTable
 
 from pgcdc_assets.cli.status import print_messages
 from pgcdc_assets.errors import TransientError
-from pgcdc_assets.lsn import Position
+from pgcdc_assets.lsn import LsnWindow, Position
+from pgcdc_assets.orchestration.assets.messages import LaterMessages
 from pgcdc_assets.orchestration.jobs.sync_messages import find_message_requests
 from pgcdc_assets.orchestration.partitions import covered_keys
+from pgcdc_assets.orchestration.runs import long_runs
 from pgcdc_assets.orchestration.sensors.messages import WaitingMessages
 from pgcdc_assets.orchestration.state import captured_through
 from pgcdc_assets.policies import MessagePolicy
 from pgcdc_assets.tables.messages import MessageTable
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
+from pgcdc_assets_tests.support.orchestration.long_runs import land_aside
 
 pytestmark = pytest.mark.postgres
 
@@ -46,6 +50,12 @@ def texts(orchestrated: Orchestrated) -> list[tuple[str, bool]]:
     table = DeltaTable(orchestrated.lake.path(NAME, "messages")).to_pyarrow_table()
     rows = sorted(table.to_pylist(), key=lambda row: (row["commit_lsn"], row["ordinal"]))
     return [(row["text"], row["transactional"]) for row in rows]
+
+
+def requests_of_sync(orchestrated: Orchestrated) -> list[dg.RunRequest]:
+    location = orchestrated.location
+    loaded = location.captures[NAME]
+    return find_message_requests(orchestrated.instance, location.repository, loaded)
 
 
 @pytest.mark.sampled
@@ -92,13 +102,13 @@ def test_the_table_that_is_switched_on_later_has_the_earlier_messages(
     print_messages(MessageTable(made.zone), captured)
     assert "none yet, and more wait for their append" in capsys.readouterr().out
     # `pgcdc sync` asks for one append at its end.
-    (request,) = find_message_requests(made.instance, made.location.captures[NAME])
+    (request,) = requests_of_sync(made)
     assert made.execute(request, "messages").success
     assert texts(made) == [("before", True)]
     print_messages(MessageTable(made.zone), captured)
     assert f"through {captured.lsn} of epoch 1\n" in capsys.readouterr().out
-    assert find_message_requests(made.instance, made.location.captures[NAME]) == []
-    assert find_message_requests(orchestrated.instance, orchestrated.location.captures[NAME]) == []
+    assert requests_of_sync(made) == []
+    assert requests_of_sync(orchestrated) == []
 
 
 @pytest.mark.sampled
@@ -107,7 +117,7 @@ def test_heartbeats_request_nothing_and_a_deleted_table_is_filled_again(
 ) -> None:
     made = with_messages(orchestrated)
     made.copy()
-    waiting = WaitingMessages(made.capture)
+    waiting = WaitingMessages(made.capture, KEY)
     for _ in range(2):
         made.commit("select pg_logical_emit_message(true, 'pgcdc', '')")
         made.land()
@@ -161,6 +171,61 @@ def test_a_run_of_the_sensor_continues_with_later_messages(orchestrated: Orchest
 
 
 @pytest.mark.sampled
+def test_windows_without_messages_between_appends_of_one_run_are_materialised(
+    orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = with_messages(orchestrated, run_seconds=30, max_age_seconds=0.2)
+    monkeypatch.setattr(long_runs, "IDLE_SECONDS", 2.0)
+    made.copy()
+    emit(made, "one")
+    made.land()
+    (request,) = made.tick("messages").run_requests
+    find = LaterMessages.find
+    landed_at_looks = [
+        partial(made.commit, "insert into a values (99, 'no message')"),
+        partial(emit, made, "two"),
+    ]
+
+    def land_and_find(later: LaterMessages) -> Position | None:
+        if landed_at_looks:
+            landed_at_looks.pop(0)()
+            land_aside(made)
+        return find(later)
+
+    monkeypatch.setattr(LaterMessages, "find", land_and_find)
+    assert made.execute(request, "messages").success
+    assert texts(made) == [("one", True), ("two", True)]
+    assert len(made.windows()) == 3
+    assert made.instance.get_materialized_partitions(KEY) == set(made.windows())
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("is_waiting", [False, True])
+def test_windows_whose_run_was_killed_after_the_append_are_materialised_by_the_next_run(
+    orchestrated: Orchestrated, is_waiting: bool
+) -> None:
+    made = with_messages(orchestrated)
+    made.copy()
+    for number in range(3):
+        emit(made, str(number))
+        made.land()
+        if number == 0:
+            (request,) = made.tick("messages").run_requests
+            assert made.execute(request, "messages").success
+    # A process that is killed here has recorded nothing.
+    newest = LsnWindow.parse(made.windows()[-1])
+    assert MessageTable(made.zone).append(newest.end_position).row_count == 2
+    if is_waiting:
+        emit(made, "3")
+        made.land()
+
+    (request,) = made.tick("messages").run_requests
+    assert made.execute(request, "messages").success
+    assert made.instance.get_materialized_partitions(KEY) == set(made.windows())
+    assert made.tick("messages").run_requests == []
+
+
+@pytest.mark.sampled
 def test_a_failed_append_is_retried_after_a_pause_and_by_a_sync_at_once(
     orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +260,6 @@ def test_windows_of_another_order_are_requested_by_the_newest_window_alone(
     for key in keys:
         made.instance.delete_dynamic_partition(name, key)
     made.instance.add_dynamic_partitions(name, keys[::-1])
-    request = WaitingMessages(made.capture).find_request(made.instance, made.zone)
+    request = WaitingMessages(made.capture, KEY).find_request(made.instance, made.zone)
     assert isinstance(request, dg.RunRequest)
     assert covered_keys(request.tags, keys[::-1]) == [keys[-1]]
