@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.orchestration.jobs.sync_report import SyncReport
 from pgcdc_assets.orchestration.project.code_location import LoadedCapture
+from pgcdc_assets.orchestration.runs.errors import FailedRun, join_errors
 from pgcdc_assets.orchestration.state import find_uncertain_tables
 from pgcdc_assets.raw.uncertain_values import not_comparable
 from pgcdc_assets.verify import (
     Comparison,
+    ComparisonFailure,
     compare_tables,
     is_comparable,
     record_comparison,
@@ -36,6 +39,9 @@ def compare_uncertain_tables(
 
     Returns:
         The report of the whole run.
+
+    Raises:
+        PgcdcError: a table could not be compared. The other tables are compared and healed.
     """
     uncertain = find_uncertain_tables(loaded.zone, loaded.capture)
     if not uncertain:
@@ -45,6 +51,7 @@ def compare_uncertain_tables(
     found = zone.schema_events.record(
         [not_comparable(event) for table, event in uncertain.items() if table not in compared]
     )
+    failures: list[PgcdcError] = []
     if compared:
         settings = loaded.postgres.settings()
         with source_moment(settings, zone, capture.slot) as moment:
@@ -63,6 +70,18 @@ def compare_uncertain_tables(
             for outcome in outcomes:
                 if isinstance(outcome, Comparison):
                     found += record_comparison(zone, events, outcome)
-    if not any(event.needs_snapshot for event in found):
-        return report
-    return report.followed_by(bring_through(None))
+                else:
+                    failures.append(_name(outcome, capture.name))
+    if any(event.needs_snapshot for event in found):
+        try:
+            report = report.followed_by(bring_through(None))
+        except PgcdcError as error:
+            failures.append(error)
+    if failures:
+        raise join_errors(failures)
+    return report
+
+
+def _name(failure: ComparisonFailure, capture: str) -> PgcdcError:
+    error = failure.error.in_capture(capture)
+    return FailedRun.like(error, f"Not compared: {failure.qualified_name}. {error}")
