@@ -25,6 +25,7 @@ from pgcdc_assets.orchestration.checks.source_tables import find_declared_moves
 from pgcdc_assets.orchestration.jobs.in_process import build_pool_wait, run_in_process
 from pgcdc_assets.orchestration.jobs.requested_job import requested_job
 from pgcdc_assets.orchestration.jobs.sync_comparisons import compare_uncertain_tables
+from pgcdc_assets.orchestration.jobs.sync_merges import find_behind
 from pgcdc_assets.orchestration.jobs.sync_messages import find_message_requests
 from pgcdc_assets.orchestration.jobs.sync_passes import FailedParts, Request, run_passes
 from pgcdc_assets.orchestration.jobs.sync_report import SyncLimits, SyncReport
@@ -315,7 +316,7 @@ class _Sync:
         self.merged.update(dict.fromkeys(merged, through))
         if not result.success:
             # If the run failed after its last table, each further run would fail too.
-            missed = wanted - merged or wanted
+            missed = find_behind(self.repository, self.loaded, wanted - merged) or wanted
             self.failed_merges |= missed
             names = {".".join(key.path[1:] or key.path) for key in missed}
             self._defer(name_tables("Not merged", names, error_of_run(result)))

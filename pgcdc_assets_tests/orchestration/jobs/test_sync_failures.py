@@ -25,11 +25,14 @@ from pgcdc_assets.errors import (
 )
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge import MergeFailure
+from pgcdc_assets.orchestration.assets import idle_tables
 from pgcdc_assets.orchestration.jobs.sync import sync_capture
 from pgcdc_assets.orchestration.jobs.sync_report import SyncLimits
+from pgcdc_assets.orchestration.partitions import build_range_tags
 from pgcdc_assets.orchestration.project import code_location as loading
 from pgcdc_assets.orchestration.project import home as instance
 from pgcdc_assets.orchestration.resources import SparkResource
+from pgcdc_assets.orchestration.runs import failures
 from pgcdc_assets.orchestration.runs.merge_failures import find_merge_failures
 from pgcdc_assets.orchestration.state import read_state
 from pgcdc_assets.postgres.wal import read_barrier
@@ -165,6 +168,28 @@ def test_the_error_explains_each_stopped_table(
     assert len(re.findall(r"public\.[ab] .* STOPPED$", out, re.MULTILINE)) == 2
     assert re.search(r"lag [\d.]+ [kM]B, retains [\d.]+ [kM]B of WAL", out)
     assert re.search(r"[\d.]+ MB of WAL and at most \d+ s behind the server", out)
+
+
+@pytest.mark.sampled
+def test_a_failed_merge_of_a_wide_publication_names_no_idle_table(
+    orchestrated: Orchestrated, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run for many tables does not materialise its idle tables."""
+    monkeypatch.setattr(idle_tables, "MOST_TABLES", 1)
+    monkeypatch.setattr(failures, "SECONDS_BETWEEN", 0.0)
+    orchestrated.sync()
+    orchestrated.commit("insert into b values (1, 1)")
+    begun: list[dg.DagsterRun] = []
+
+    def resnapshot_beside(line: str) -> None:
+        if line.startswith(f"{NAME}_merge: "):
+            tags = build_range_tags("public.b", "public.b")
+            begun.append(orchestrated.start_run("snapshot", tags))
+        elif line.endswith("Continuing with the rest."):
+            orchestrated.instance.report_run_canceled(begun[-1])
+
+    with pytest.raises(PgcdcError, match=r"^Not merged: scd1\.public\.b\. Table"):
+        orchestrated.sync(resnapshot_beside)
 
 
 @pytest.mark.soak
