@@ -103,11 +103,10 @@ def build_snapshot_asset(
                 seen = source_metadata(zone, outcome)
                 context.log_event(dg.AssetObservation(sources[table], metadata=seen))
         if failures:
-            # The step's own result would mark every table of the run as copied.
+            # The step's own result would mark every table of the run as copied. Logged events of a
+            # failed step are not in the result of the run, by which a sync names the failed tables.
             for key, entries in metadata.items():
-                context.log_event(
-                    dg.AssetMaterialization(spec.key, partition=key, metadata=entries)
-                )
+                yield dg.AssetMaterialization(spec.key, partition=key, metadata=entries)
             named = [(str(f.name), f.error) for f in failures]
             raise_failed("Not copied", named, capture.name)
         for key, entries in metadata.items():

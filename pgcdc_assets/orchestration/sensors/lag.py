@@ -46,6 +46,7 @@ from pgcdc_assets.orchestration.sensors.schema_observation import observe_schema
 from pgcdc_assets.orchestration.sensors.snapshot_requests import SnapshotNeeds
 from pgcdc_assets.orchestration.sensors.source_status import read_source_status
 from pgcdc_assets.orchestration.sensors.sync_barrier import fix_events, move_barrier
+from pgcdc_assets.orchestration.sensors.unrecorded_snapshots import UnrecordedSnapshots
 from pgcdc_assets.orchestration.sensors.window_keys import WindowKeys
 from pgcdc_assets.orchestration.state import (
     captured_through,
@@ -78,6 +79,7 @@ def build_lag_sensor(capture: CdcCapture, targets: LagSensorAssets) -> dg.Sensor
     """Build the sensor that opens windows and requests snapshots."""
     names = Names.of(capture)
     poll = CatalogPoll(capture)
+    unrecorded = UnrecordedSnapshots(capture, targets.snapshot)
 
     @dg.sensor(
         name=names.lag_sensor,
@@ -122,6 +124,7 @@ def build_lag_sensor(capture: CdcCapture, targets: LagSensorAssets) -> dg.Sensor
             bool(running),
             outgoing if progress is None else None,
             notes,
+            unrecorded,
         )
         return tick.run()
 
@@ -147,6 +150,7 @@ class _Tick:
     is_capturing: bool
     outgoing: dg.DagsterRun | None
     reasons: list[str]
+    unrecorded: UnrecordedSnapshots
 
     def __post_init__(self) -> None:
         self.names = Names.of(self.capture)
@@ -163,6 +167,7 @@ class _Tick:
             fix_events(self.progress, self.zone, epoch)
         self._request_snapshots(epoch)
         if epoch is not None:
+            self.events += self.unrecorded.find(self.context.instance, self.zone, epoch)
             self._watch(epoch)
             if self.progress is None:
                 self.requests += request_comparisons(

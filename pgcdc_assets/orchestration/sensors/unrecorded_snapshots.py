@@ -1,0 +1,71 @@
+"""Copied tables whose partition of the snapshot asset has no materialisation.
+
+A run of snapshots materialises its tables at its end. If it is killed, its successor copies only
+the other tables, so the sensor records the tables that were copied completely.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+
+from pgcdc_assets.orchestration.names import Names
+from pgcdc_assets.orchestration.runs.records import find_unfinished
+from pgcdc_assets.raw.epochs import Epoch
+from pgcdc_assets.raw.snapshots import Snapshot
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcCapture
+
+
+class UnrecordedSnapshots:
+    """The copied tables that Dagster does not show.
+
+    A raw zone whose tables were all shown is examined again after its next snapshot.
+    """
+
+    def __init__(self, capture: CdcCapture, snapshot: dg.AssetKey) -> None:
+        """Create the answer for all evaluations of a sensor.
+
+        Args:
+            snapshot: the snapshot asset, whose partitions are the tables.
+        """
+        self._capture = capture
+        self._snapshot = snapshot
+        self._shown: tuple[str, dict[str, Snapshot]] | None = None
+
+    def find(
+        self, instance: dg.DagsterInstance, zone: RawZone, epoch: Epoch
+    ) -> list[dg.AssetMaterialization]:
+        """Return the missing materialisations; none while a run takes snapshots."""
+        if self._shown == (zone.uri, self._newest(zone, epoch)):
+            return []
+        names, keys = Names.of(self._capture), {self._snapshot}
+        if find_unfinished(instance, names.snapshot_job, keys, names.copy_step) is not None:
+            return []
+        # A run may have ended since the first reading.
+        newest = self._newest(zone, epoch)
+        shown = instance.get_materialized_partitions(self._snapshot)
+        missing = [copied for key, copied in newest.items() if key not in shown]
+        if not missing:
+            self._shown = zone.uri, newest
+        return [
+            dg.AssetMaterialization(
+                self._snapshot, partition=copied.name.partition_key, metadata=_metadata(copied)
+            )
+            for copied in missing
+        ]
+
+    def _newest(self, zone: RawZone, epoch: Epoch) -> dict[str, Snapshot]:
+        """Return the newest complete snapshot of each declared table."""
+        declared = {table.partition_key for table in self._capture.tables}
+        copied = sorted(zone.snapshots.complete_snapshots(epoch.epoch), key=lambda s: s.position)
+        return {s.name.partition_key: s for s in copied if s.name.partition_key in declared}
+
+
+def _metadata(copied: Snapshot) -> dict[str, Any]:
+    return {
+        "dagster/partition_row_count": copied.row_count,
+        "snapshot_lsn": str(copied.snapshot_lsn),
+        "epoch": str(copied.epoch),
+    }

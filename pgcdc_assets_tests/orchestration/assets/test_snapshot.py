@@ -1,0 +1,64 @@
+"""The materialisations of the snapshot asset after failed and killed runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import dagster as dg
+import pytest
+
+from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
+
+pytestmark = pytest.mark.postgres
+
+SNAPSHOT = dg.AssetKey([NAME, "snapshot"])
+
+
+@pytest.mark.sampled
+def test_a_failed_run_reports_the_tables_that_it_has_copied(orchestrated: Orchestrated) -> None:
+    """`pgcdc sync` names the tables that are missing from this report."""
+    orchestrated.database.execute("create table c (id int primary key)")
+    tables = (*orchestrated.capture.tables, CdcTable("public", "c"))
+    wider = replace(orchestrated, capture=replace(orchestrated.capture, tables=tables))
+    (request,) = wider.tick("lag").run_requests
+    result = wider.execute(request, "snapshot")
+    assert not result.success
+    copied = {event.partition for event in result.get_asset_materialization_events()}
+    assert copied == {"public.a", "public.b"}
+    assert wider.instance.get_materialized_partitions(SNAPSHOT) == copied
+
+
+@pytest.mark.sampled
+def test_a_table_whose_run_was_killed_after_its_copy_gets_its_record(
+    orchestrated: Orchestrated,
+) -> None:
+    """The next run copies the other tables only."""
+    (request,) = orchestrated.tick("lag").run_requests
+    run = orchestrated.start_run("snapshot", request.tags)
+    # A process that is killed here has recorded nothing.
+    capture, zone = orchestrated.capture, orchestrated.zone
+    settings, source = orchestrated.database.settings(), (capture.slot, capture.publication)
+    snapshot_tables(settings, zone, *source, [capture.tables[0].name])
+    orchestrated.tick("lag")
+    assert materialized(orchestrated) == set(), "the run may still live"
+    orchestrated.instance.report_run_failed(run)
+
+    requests = orchestrated.tick("lag").run_requests
+    (request,) = [each for each in requests if each.job_name == f"{NAME}_snapshot"]
+    assert materialized(orchestrated) == {"public.a"}
+    assert orchestrated.execute(request, "snapshot").success
+    assert materialized(orchestrated) == {"public.a", "public.b"}
+    assert records(orchestrated.tick("lag")) == []
+
+
+def materialized(orchestrated: Orchestrated) -> set[str]:
+    return orchestrated.instance.get_materialized_partitions(SNAPSHOT)
+
+
+def records(data: dg.SensorResult) -> list[dg.AssetMaterialization]:
+    """Return the copied tables that an evaluation records."""
+    events = data.asset_events
+    found = [event for event in events if isinstance(event, dg.AssetMaterialization)]
+    return [event for event in found if event.asset_key == SNAPSHOT]
