@@ -44,6 +44,7 @@ from pgcdc_assets.orchestration.sensors.next_window import (
     may_wait_for_changes,
     plan_window,
 )
+from pgcdc_assets.orchestration.sensors.window_keys import find_unrecorded
 from pgcdc_assets.policies import StreamPolicy
 from pgcdc_assets.postgres.stream.plugin_options import Origin, PluginOptions, Streaming
 from pgcdc_assets.postgres.stream.request import StreamSettings
@@ -132,7 +133,7 @@ def build_raw_asset(
             yield from _stop_if_incomplete(recounts, checks)
             yield dg.MaterializeResult(asset_key=spec.key, check_results=checks)
             landing.maintain_raw_zone()
-            for window in landing.next_windows(following):
+            for window in landing.next_windows(following, spec.key):
                 metadata, recount = yield from _land_or_judge(landing, window, spec.key)
                 checks = check_windows(landing.zone, spec.key, [recount], capture.table_names)
                 yield from _stop_if_incomplete([recount], checks)
@@ -224,25 +225,35 @@ class _Landing:
                 f"through {written} only. Select a window that the lag sensor has opened."
             )
 
-    def next_windows(self, following: LongRun) -> Iterator[LsnWindow]:
+    def next_windows(self, following: LongRun, raw: dg.AssetKey) -> Iterator[LsnWindow]:
         """Yield further windows to land, as long as the run may continue.
 
         The partition key is added before the window is landed. If the run is killed in between, the
         sensor requests the open window again.
+
+        Windows that the run before this one has landed until now are skipped. If it was killed, it
+        has not recorded the newest of them: these windows are verified and recorded.
+
+        Args:
+            raw: the raw asset.
         """
-        self._skip_landed()
+        landed = self._find_landed()
+        keys = set(self.context.instance.get_dynamic_partitions(self.capture.windows_name))
+        shown = [window for window in landed if window.key in keys]
+        yield from find_unrecorded(self.context.instance, raw, shown)
+        if landed:
+            # The next window need not wait.
+            due = time.monotonic() - self.capture.windows.max_age_seconds
+            self._last, self._opened_at = landed[-1], due
         while (window := self._next(following)) is not None:
             self.context.instance.add_dynamic_partitions(self.capture.windows_name, [window.key])
             yield window
 
-    def _skip_landed(self) -> None:
-        """Continue after the windows that the run before this one has landed until now."""
+    def _find_landed(self) -> list[LsnWindow]:
+        """Return the windows that are landed after the requested windows."""
         assert self._last is not None
         landed = self.zone.changes.landed_windows(self._last.epoch, self._last.end)
-        if landed:
-            # The next window need not wait.
-            due = time.monotonic() - self.capture.windows.max_age_seconds
-            self._last, self._opened_at = landed[-1].window, due
+        return [summary.window for summary in landed]
 
     def _next(self, following: LongRun) -> LsnWindow | None:
         one_shot = sync_progress.get()

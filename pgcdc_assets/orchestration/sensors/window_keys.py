@@ -6,7 +6,7 @@ adds any key that a person types, and the keys of a lake remain when another lak
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -132,7 +132,7 @@ class WindowKeys:
             raw: the raw asset.
         """
         events: list[Event] = []
-        for window in self._find_unrecorded(raw):
+        for window in find_unrecorded(self.context.instance, raw, self.landed):
             # A window whose rows are missing has failed its run, and gets no materialisation.
             with suppress(WindowUnavailable, RawExpired):
                 recount = self.zone.changes.recount(window)
@@ -140,18 +140,6 @@ class WindowKeys:
                 checks = check_windows(self.zone, raw, [recount], self.capture.table_names)
                 events += [evaluation_of(check, window) for check in checks]
         return events
-
-    def _find_unrecorded(self, raw: dg.AssetKey) -> list[LsnWindow]:
-        instance, found = self.context.instance, list[LsnWindow]()
-        newest = instance.get_latest_materialization_event(raw)
-        event = None if newest is None else newest.asset_materialization
-        shown = None if event is None else event.partition
-        for window in reversed(self.landed[-_MOST_UNRECORDED:]):
-            of_window = dg.AssetRecordsFilter(asset_key=raw, asset_partitions=[window.key])
-            if window.key == shown or instance.fetch_materializations(of_window, limit=1).records:
-                break
-            found.append(window)
-        return found[::-1]
 
     def prune(self) -> None:
         """Delete the oldest keys if there are more than the setting allows."""
@@ -163,6 +151,27 @@ class WindowKeys:
         old = find_surplus_keys(self.windows, keep, merged, used)
         if old:
             self.delete(*old)
+
+
+def find_unrecorded(
+    instance: dg.DagsterInstance, raw: dg.AssetKey, landed: Sequence[LsnWindow]
+) -> list[LsnWindow]:
+    """Return the newest landed windows without a materialisation.
+
+    Args:
+        raw: the raw asset.
+        landed: the landed windows, in the order of the stream.
+    """
+    found = list[LsnWindow]()
+    newest = instance.get_latest_materialization_event(raw)
+    event = None if newest is None else newest.asset_materialization
+    shown = None if event is None else event.partition
+    for window in reversed(landed[-_MOST_UNRECORDED:]):
+        of_window = dg.AssetRecordsFilter(asset_key=raw, asset_partitions=[window.key])
+        if window.key == shown or instance.fetch_materializations(of_window, limit=1).records:
+            break
+        found.append(window)
+    return found[::-1]
 
 
 def _materialization(raw: dg.AssetKey, summary: WindowSummary) -> dg.AssetMaterialization:
