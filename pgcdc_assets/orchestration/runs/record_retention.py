@@ -41,6 +41,8 @@ from pgcdc_assets.settings import CdcCapture
 # The oldest keys may belong to windows that are not landed yet.
 _EXAMINED_KEYS = 100
 
+RECORDS_AT_ONCE = 500
+
 # No time zone differs more from UTC.
 _ZONES = dt.timedelta(hours=15)
 
@@ -113,8 +115,16 @@ def _find_old_runs(
     old = RunsFilter(tags=tags, statuses=FINISHED, updated_before=before + _ZONES)
     snapshots = RunsFilter(job_name=Names.of(capture).snapshot_job)
     kept = set(instance.get_run_ids(snapshots)) | set(_newest_runs(instance, keys))
-    ended = [each for each in instance.get_run_records(old) if _ended_at(each) < before.timestamp()]
+    ended = (each for each in _page(instance, old) if _ended_at(each) < before.timestamp())
     return [run_id for each in ended if (run_id := each.dagster_run.run_id) not in kept]
+
+
+def _page(instance: dg.DagsterInstance, filters: RunsFilter) -> Iterator[dg.RunRecord]:
+    """Yield the records of runs; a record has all tags of its run, and runs may be many."""
+    cursor: str | None = None
+    while records := instance.get_run_records(filters, limit=RECORDS_AT_ONCE, cursor=cursor):
+        yield from records
+        cursor = records[-1].dagster_run.run_id
 
 
 def _ended_at(record: dg.RunRecord) -> float:

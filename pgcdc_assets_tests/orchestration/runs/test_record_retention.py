@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -18,6 +20,7 @@ from sqlalchemy import Column, func, select
 from pgcdc_assets import failpoints
 from pgcdc_assets.orchestration.checks.raw import SLOT_HEALTH, WINDOW_CHECKS
 from pgcdc_assets.orchestration.jobs import maintenance
+from pgcdc_assets.orchestration.runs import record_retention
 from pgcdc_assets.orchestration.runs.record_retention import RecordReport, delete_old_records
 from pgcdc_assets.orchestration.runs.records import CAPTURE_TAG
 from pgcdc_assets.policies import MessagePolicy
@@ -88,6 +91,26 @@ def test_runs_of_windows_without_a_key_are_deleted_with_their_records(
     assert delete(landed) == RecordReport()
     landed.database.execute("delete from b")
     landed.land()
+
+
+@pytest.mark.sampled
+def test_the_records_of_runs_are_read_in_pages(
+    landed: Orchestrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance, pages = landed.instance, list[int]()
+    read = instance.get_run_records
+
+    def count(*arguments: Any, **options: Any) -> Sequence[dg.RunRecord]:
+        records = read(*arguments, **options)
+        pages.append(len(records))
+        return records
+
+    gone = forget_keys(landed, 2)
+    monkeypatch.setattr(record_retention, "RECORDS_AT_ONCE", 2, raising=False)
+    monkeypatch.setattr(instance, "get_run_records", count)
+    assert delete(landed).runs == 2
+    assert max(pages) == 2
+    assert not run_ids(instance).intersection(gone)
 
 
 @pytest.mark.sampled
