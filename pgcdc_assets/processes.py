@@ -105,6 +105,11 @@ def start_ticks(pid: int) -> str:
     return _ENDED if fields[0] == "Z" else fields[19]
 
 
+def has_no_process(pid: int) -> bool:
+    """Return whether a process id of this namespace is certainly that of no running process."""
+    return start_ticks(pid) == _ENDED
+
+
 def _is_free(pid: int) -> bool:
     """Return whether no process has the id. /proc may hide processes of other users."""
     try:

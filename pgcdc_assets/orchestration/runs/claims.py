@@ -11,6 +11,7 @@ reports a run as canceled only after a request for its cancellation, which this 
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from functools import wraps
 from typing import Any
 
 import dagster as dg
-from dagster import DagsterRun, DagsterRunStatus
+from dagster import DagsterEventType, DagsterRun, DagsterRunStatus
 from dagster._core.errors import DagsterExecutionInterruptedError, DagsterUserCodeProcessError
 from dagster._core.utils import make_new_run_id
 from dagster._utils.interrupts import capture_interrupts, pop_captured_interrupt
@@ -28,7 +29,7 @@ from dagster_shared.error import SerializableErrorInfo
 
 from pgcdc_assets.orchestration.runs.interrupt_log import hide_interrupts
 from pgcdc_assets.orchestration.runs.lost_interrupts import repeat_lost_interrupts
-from pgcdc_assets.processes import ProcessIdentity
+from pgcdc_assets.processes import ProcessIdentity, has_no_process
 
 PROCESS_TAG = "pgcdc/process"
 HEARTBEAT_TAG = "pgcdc/heartbeat"
@@ -124,7 +125,8 @@ def _claim_of_step(instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:
     """Remove the claim after the block, unless the executor has claimed the run.
 
     Other executors may give each step a process or a container of its own, which ends before the
-    run. With its claim, the run would count as dead during the later steps.
+    run. With its claim, the run would count as dead during the later steps. The process that starts
+    the processes of steps lives as long as the run, so its claim replaces that of the step.
     """
     is_of_step = not _heartbeats.is_written(run_id)
     try:
@@ -132,10 +134,30 @@ def _claim_of_step(instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:
     finally:
         if is_of_step:
             try:
-                instance.add_run_tags(run_id, _NO_CLAIM)
+                instance.add_run_tags(run_id, _claim_after_step(instance, run_id))
             except Exception as error:
                 # The run may be deleted, or the storage unavailable.
                 _log.debug("Claim of run %s not removed: %s", run_id, type(error).__name__)
+
+
+def _claim_after_step(instance: dg.DagsterInstance, run_id: str) -> dict[str, str]:
+    """Return the tags of a run whose step ends, and that this process does not execute."""
+    parent = multiprocessing.parent_process()
+    if parent is None or parent.pid not in _find_executors(instance, run_id):
+        return _NO_CLAIM
+    # If the parent was killed before, the claim of this process shows it soon.
+    return {} if has_no_process(parent.pid) else {**_NO_CLAIM, PROCESS_TAG: process_tag(parent.pid)}
+
+
+def _find_executors(instance: dg.DagsterInstance, run_id: str) -> set[int]:
+    """Return the ids of the processes that have begun to execute the steps of a run.
+
+    The parent of a process may be another one, such as the code server that has started the run.
+    """
+    entries = instance.all_logs(run_id, of_type=DagsterEventType.ENGINE_EVENT)
+    events = [entry.dagster_event for entry in entries if entry.dagster_event is not None]
+    found = [event.engine_event_data.metadata.get("pid") for event in events]
+    return {int(pid.text) for pid in found if isinstance(pid, dg.TextMetadataValue) and pid.text}
 
 
 def claimed_step(step: Callable[[dg.AssetExecutionContext], Iterator[Any]]) -> Any:

@@ -1,6 +1,8 @@
 """Runs of a job of the user, whose executor gives each step a process of its own."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -66,6 +68,34 @@ def test_a_run_is_not_closed_as_dead_after_the_process_of_a_step_has_ended(
         end.touch()
         thread.join(120)
     assert results == [True]
+
+
+@pytest.mark.sampled
+def test_a_run_whose_process_is_killed_between_two_steps_is_closed(
+    orchestrated: Orchestrated, tmp_path: Path
+) -> None:
+    """The process of the later step belongs to the user, and has no claim."""
+    instance, end = orchestrated.instance, tmp_path / "end"
+    code = (
+        f"import dagster as dg; from {__name__} import nightly_job; "
+        "dg.execute_job(dg.reconstructable(nightly_job), dg.DagsterInstance.get())"
+    )
+    home = {"DAGSTER_HOME": instance.root_directory, END: str(end)}
+    process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **home})
+    try:
+        wait_until(lambda: "report" in started_steps(instance), "the later step", limit_seconds=120)
+        orchestrated.tick("lag")
+        (found,) = instance.get_runs()
+        assert found.status is dg.DagsterRunStatus.STARTED
+        process.kill()
+        process.wait()
+        orchestrated.tick("lag")
+        (found,) = instance.get_runs()
+        assert found.status is dg.DagsterRunStatus.FAILURE
+    finally:
+        end.touch()
+        process.kill()
+        process.wait()
 
 
 def started_steps(instance: dg.DagsterInstance) -> set[str]:
