@@ -45,6 +45,11 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt | $(BIN)/python
 s3-server: | $(BIN)/python
 	-@$(BIN)/python -m pgcdc_assets.demo.object_store_program
 
+# Each test process would compile all tests again, because the five start at the same time.
+.PHONY: compiled-tests
+compiled-tests: $(STAMP)
+	-@$(BIN)/python -m pytest --collect-only --quiet >/dev/null
+
 .PHONY: java
 java:
 	@"$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version 2>&1 | grep -Eq 'version "(17|21)[.0-9]*"' || \
@@ -66,7 +71,7 @@ lint: $(STAMP) ## check format, types and the direction of imports
 .PHONY: test
 test: java ## run the tests and lint, and measure the coverage
 	@# The S3 server's build needs two minutes of CPU time, and pip mostly waits for downloads.
-	@$(MAKE) --no-print-directory --jobs=2 install s3-server
+	@$(MAKE) --no-print-directory --jobs=2 install s3-server compiled-tests
 	-@$(BIN)/python -m pgcdc_assets_tests.support.postgres_binaries 18 15
 	-@$(BIN)/pgcdc spark prepare
 	$(BIN)/python -m slipcover --dont-wrap-pytest --json --out .coverage.json \

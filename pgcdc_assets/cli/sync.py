@@ -39,10 +39,10 @@ def run(options: argparse.Namespace) -> int:
         )
     if options.json is not None:
         _check_place(options.json)
-    with refresh_at_load():
-        location = load_location(options.module)
-    captures = location.select(options.name)
     with open_instance() as instance:
+        with refresh_at_load():
+            location = load_location(options.module, instance)
+        captures = location.select(options.name)
         start_up = time.monotonic() - started
         for loaded in captures:
             try:

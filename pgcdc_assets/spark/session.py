@@ -277,8 +277,9 @@ def own_sessions(spark: SparkSession, count: int) -> Iterator[list[SparkSession]
 
 
 def _bucket_settings(session: SparkSession) -> dict[str, str]:
-    settings = session.conf.getAll.items()
-    return {name: value for name, value in settings if name.startswith(BUCKET_PREFIX)}
+    # One call for all names: PySpark's `getAll` needs some calls for each setting.
+    names = session._jsparkSession.conf().getAll().keys().mkString("\n").splitlines()
+    return {n: str(session.conf.get(n)) for n in names if n.startswith(BUCKET_PREFIX)}
 
 
 def _with_escapes(session: SparkSession) -> SparkSession:

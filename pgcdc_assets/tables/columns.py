@@ -109,5 +109,7 @@ def unused_names(count: int, taken: Iterable[str]) -> list[str]:
 
 def normalize_name(name: str) -> str:
     """Return a form that is equal for names that Delta cannot distinguish."""
+    if name.isascii():
+        return name.lower()
     # Java's equalsIgnoreCase: character by character, so that the length stays.
     return "".join(c.upper().lower() if len(c.upper()) == 1 else c.lower() for c in name)

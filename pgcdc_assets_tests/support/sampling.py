@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-SHARE = 16
+SHARE = 20
 
 
 # The last of the hooks that run first: the tests of other kinds of session are already marked.

@@ -78,11 +78,14 @@ def _events(rows: pa.Table, layout: Layout, fold: Fold) -> list[pa.Table]:
             _departures(removed, layout, fold),
         ]
     is_move = _is_move(contents, layout, fold)
-    return [
-        _contents(contents, layout, fold, is_move),
-        _departures(rows.filter(pc.equal(op, "D")), layout, fold),
-        _departures(contents.filter(pa.array(is_move)), layout, fold),
+    parts = [_contents(contents, layout, fold, is_move)]
+    # Most windows have no departures, and a part costs a millisecond, also without rows.
+    parts += [
+        _departures(left, layout, fold)
+        for left in (rows.filter(pc.equal(op, "D")), contents.filter(pa.array(is_move)))
+        if left.num_rows
     ]
+    return parts
 
 
 def _is_move(contents: pa.Table, layout: Layout, fold: Fold) -> Flags:

@@ -123,8 +123,13 @@ def _load(folder: Path) -> dg.Definitions:
 
 
 @without_feature_warnings()
-def load_location(module_name: str = DEFAULT_MODULE) -> CodeLocation:
+def load_location(
+    module_name: str = DEFAULT_MODULE, instance: dg.DagsterInstance | None = None
+) -> CodeLocation:
     """Import a module and read its definitions.
+
+    Args:
+        instance: as in `find_captures`.
 
     Raises:
         ConfigurationError: the import fails, the module has no definitions, or they cannot be
@@ -148,7 +153,7 @@ def load_location(module_name: str = DEFAULT_MODULE) -> CodeLocation:
         ) from error
     try:
         definitions = _definitions_of(module)
-        return CodeLocation(definitions, find_captures(definitions))
+        return CodeLocation(definitions, find_captures(definitions, instance))
     except PgcdcError:
         raise
     except (Exception, SystemExit) as error:
@@ -157,8 +162,13 @@ def load_location(module_name: str = DEFAULT_MODULE) -> CodeLocation:
         ) from error
 
 
-def find_captures(definitions: dg.Definitions) -> dict[str, LoadedCapture]:
+def find_captures(
+    definitions: dg.Definitions, instance: dg.DagsterInstance | None = None
+) -> dict[str, LoadedCapture]:
     """Find the captures among definitions, by the metadata of their raw assets.
+
+    Args:
+        instance: as in `open_resources`.
 
     Raises:
         ConfigurationError: a resource reads an environment variable that is not set.
@@ -174,9 +184,9 @@ def find_captures(definitions: dg.Definitions) -> dict[str, LoadedCapture]:
         names = Names.of(capture)
         used |= {key: declared[key] for key in (names.postgres, names.lake, names.spark)}
     found = {}
-    # One temporary instance of Dagster for all resources: `process_config_and_initialize` creates
-    # an instance for each resource, in 50 ms, and does not close the databases of the instance.
-    with open_resources(used) as resources:
+    # One instance of Dagster for all resources: `process_config_and_initialize` creates an
+    # instance for each resource, in 50 ms, and does not close the databases of the instance.
+    with open_resources(used, instance) as resources:
         for raw, capture in captures.items():
             names = Names.of(capture)
             found[capture.name] = LoadedCapture(
