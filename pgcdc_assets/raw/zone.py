@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw import changes, prepared_transactions, ranges, schema, snapshots, window_index
+from pgcdc_assets.raw.app_ids import timeline_start_app_id
 from pgcdc_assets.raw.changes import ChangeLog
 from pgcdc_assets.raw.definitions import DefinitionStore
 from pgcdc_assets.raw.epochs import Epoch, EpochLog
@@ -50,6 +51,17 @@ class RawZone:
         """
         end, timeline = self.changes.captured_on(epoch.epoch)
         return (epoch.start_lsn, epoch.timeline) if end is None else (end, timeline)
+
+    def timeline_start(self, epoch: Epoch) -> Lsn | None:
+        """Return the LSN at which the timeline of an epoch's newest window began.
+
+        The LSN is None for the first timeline, and for a window that did not record it.
+        """
+        timeline, table = self.changes.captured_on(epoch.epoch)[1], self.changes.table.newest()
+        if timeline is None or table is None:
+            return None
+        began = table.transaction_version(timeline_start_app_id(self.name, epoch.epoch, timeline))
+        return None if began is None else Lsn(began)
 
     def used_timelines(self, epoch: Epoch) -> list[tuple[Lsn, int | None]]:
         """Return the ends of the WAL that an epoch has used, each with its timeline.
