@@ -237,6 +237,7 @@ def establish_epoch(
             if known is not None or status is not None:
                 _check_slot(status, slot, identity, zone, known)
             if known is not None:
+                zone.check_relations(known)
                 check_restore(read_row(conn, slot_policy.heartbeat, status), zone, known.epoch)
                 is_first = not identity.in_recovery and identity.timeline == 1
                 if not is_first or zone.captured_on(known)[1] != identity.timeline:

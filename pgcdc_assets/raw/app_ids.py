@@ -13,6 +13,11 @@ def timeline_start_app_id(capture: str, epoch: int, timeline: int) -> str:
     return f"{landing_app_id(capture, epoch)}:timeline:{timeline}"
 
 
+def relations_app_id(capture: str, epoch: int) -> str:
+    """Return the application id whose transaction version is the number of relation versions."""
+    return f"{landing_app_id(capture, epoch)}:relations"
+
+
 def floor_app_id(capture: str, epoch: int) -> str:
     """Return the application id whose transaction version is the lowest retained LSN."""
     return f"{landing_app_id(capture, epoch)}:floor"
