@@ -20,7 +20,6 @@ from pgcdc_assets_tests.support.captures import NAME, Capturing
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.servers import SETTINGS
 from pgcdc_assets_tests.support.standby import start_standby, wait_for_replay
-from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.sampled]
 
@@ -42,14 +41,11 @@ def promoted() -> Iterator[tuple[Database, Database]]:
         for standby in standbys:
             start_standby(primary, standby, standby.data_dir.name)
             found.append(Database(standby, "postgres"))
-        for standby in found:
+        for one in found:
             database.execute("insert into t values ((select count(*) from t))")
-            wait_for_replay(database, standby)
-            standby.execute("select pg_promote()")
-            wait_until(
-                lambda server=standby: not server.value("select pg_is_in_recovery()"),
-                "the standby to be promoted",
-            )
+            wait_for_replay(database, one)
+            # The function waits for the end of the promotion.
+            assert one.value("select pg_promote()")
         yield found[0], found[1]
     finally:
         for server in (primary, *standbys):
