@@ -130,6 +130,9 @@ class SessionConnections:
         captured = self._captured
         limits, zone, slot = captured.limits, captured.zone, captured.slot
         self._notice = ""
+        latest = zone.epochs.latest()
+        if latest is not None:
+            zone.check_relations(latest)
         stream = ReplicationStream(
             captured.settings,
             slot,

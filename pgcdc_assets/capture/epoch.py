@@ -37,7 +37,12 @@ from pgcdc_assets.postgres.slots import (
     read_slot_status,
     slot_taken_error,
 )
-from pgcdc_assets.postgres.timelines import ServerTimeline, find_shared_end, server_timeline
+from pgcdc_assets.postgres.timelines import (
+    ServerTimeline,
+    check_branch,
+    find_shared_end,
+    server_timeline,
+)
 from pgcdc_assets.raw.epochs import Epoch
 
 if TYPE_CHECKING:
@@ -152,6 +157,8 @@ def _find_lost_wal(
     """Return the LSN above which the server lacks used WAL; 0 if unknown, None if it lacks none."""
     found = []
     try:
+        branch = zone.captured_on(epoch)[1], zone.timeline_start(epoch)
+        check_branch(zone.changes.table.uri, *branch, server)
         for through, timeline in zone.used_timelines(epoch):
             shared = find_shared_end(timeline, through, server)
             if shared < through:

@@ -22,6 +22,7 @@ from pgcdc_assets.postgres.lease import Lease
 from pgcdc_assets.postgres.timelines import server_timeline
 from pgcdc_assets.protocol.frames import FramingError, MessageBatch
 from pgcdc_assets.protocol.parked_rows import ParkedRows
+from pgcdc_assets.raw.app_ids import relations_app_id, timeline_start_app_id
 from pgcdc_assets.raw.schema_events import STREAM, SchemaChange, SchemaEvent
 from pgcdc_assets.raw.window_summary import WindowSummary
 
@@ -153,13 +154,21 @@ class Landing:
 
     def _facts(self, known: Mapping[str, int]) -> Callable[[], Mapping[str, int]]:
         """Return a function for the facts of the commit, which the decoder knows at its end."""
-        changes, window = self.captured.zone.changes, self.window
+        zone, window = self.captured.zone, self.window
 
         def read() -> Mapping[str, int]:
+            found, stream = dict(known), self.source.stream
+            # A standby may follow to another timeline.
+            if stream.timeline_start is not None and not stream.is_standby:
+                name = timeline_start_app_id(zone.name, window.epoch, stream.timeline)
+                found[name] = stream.timeline_start
+            versions = zone.relations.count(window.epoch)
+            if versions is not None:
+                found[relations_app_id(zone.name, window.epoch)] = versions
             through = self.source.decoder.messages.landed_through
-            if through <= window.end:
-                return known
-            return {**known, changes.messages_app_id(window.epoch): through}
+            if through > window.end:
+                found[zone.changes.messages_app_id(window.epoch)] = through
+            return found
 
         return read
 

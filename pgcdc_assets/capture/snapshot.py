@@ -237,8 +237,10 @@ def establish_epoch(
             if known is not None or status is not None:
                 _check_slot(status, slot, identity, zone, known)
             if known is not None:
+                zone.check_relations(known)
                 check_restore(read_row(conn, slot_policy.heartbeat, status), zone, known.epoch)
-                if identity.in_recovery or zone.captured_on(known)[1] != identity.timeline:
+                is_first = not identity.in_recovery and identity.timeline == 1
+                if not is_first or zone.captured_on(known)[1] != identity.timeline:
                     with server_timeline(settings) as server:
                         check_server_timeline(zone, server)
             return known, status

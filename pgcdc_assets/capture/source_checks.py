@@ -20,7 +20,7 @@ from pgcdc_assets.postgres.slots import (
     read_server_identity,
     read_slot_status,
 )
-from pgcdc_assets.postgres.timelines import ServerTimeline, check_timeline
+from pgcdc_assets.postgres.timelines import ServerTimeline, check_branch, check_timeline
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
 
@@ -92,7 +92,9 @@ def check_server_timeline(zone: RawZone, server: ServerTimeline) -> None:
     """
     epoch = zone.epochs.latest()
     assert epoch is not None
-    if zone.captured_on(epoch)[1] != server.number:
+    captured_on = zone.captured_on(epoch)[1]
+    check_branch(zone.changes.table.uri, captured_on, zone.timeline_start(epoch), server)
+    if captured_on != server.number:
         for through, timeline in zone.used_timelines(epoch):
             check_timeline(zone.changes.table.uri, timeline, through, server)
 

@@ -24,7 +24,7 @@ from pgcdc_assets.raw.store_errors import explain_store_error
 from pgcdc_assets.raw.table_files import set_log_aside
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets.spark.sql import delta_table
+from pgcdc_assets.spark.sql import delta_table, string
 from pgcdc_assets.tables.checkpoints import WITHOUT_UPKEEP
 from pgcdc_assets.tables.fence import Step, fence_app_id, fence_transactions, read_fence
 from pgcdc_assets.tables.merge_notes import NOTES, PAST_NOTES
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _ATTEMPTS = 5
+
+# A property that only an owner sets.
+_APPEND_ONLY = "delta.appendOnly"
 
 # Table features that an owner may turn on, and that delta-rs does not write.
 _FOR_SPARK = frozenset(
@@ -75,7 +78,11 @@ class ReplacedTable:
 
 
 def describe_replaced(zone: RawZone, target: CdcTable, path: str) -> ReplacedTable | None:
-    """Describe the table that a rebuild replaces; return None if there is no table."""
+    """Describe the table that a rebuild replaces; return None if there is no table.
+
+    Raises:
+        ConfigurationError: the table is append-only.
+    """
     try:
         table = open_table(zone.lake, path)
     except TableDamaged:
@@ -88,6 +95,12 @@ def describe_replaced(zone: RawZone, target: CdcTable, path: str) -> ReplacedTab
         watermark = None
     columns = tuple(field.name for field in table.schema().fields)
     properties = table.metadata().configuration
+    if properties.get(_APPEND_ONLY, "").lower() == "true":
+        raise ConfigurationError(
+            reason=f"The Delta table {path} is append-only, so a rebuild cannot replace its rows. "
+            f"Run in Spark: ALTER TABLE {delta_table(path)} UNSET TBLPROPERTIES "
+            f"({string(_APPEND_ONLY)}); then run the rebuild again."
+        )
     owned = NOTHING_OWNED
     # With column mapping, the log has a number for each column, which the staged table lacks.
     if MAPPING not in properties:

@@ -16,7 +16,7 @@ is uncertain.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -155,7 +155,7 @@ def find_places(
     if attributes.has_column_list:
         return None
     there = {column.attnum: column for column in current.columns if column.attnum is not None}
-    if _leaves_out(announced, there.values(), attributes, earlier):
+    if _sent_others(announced, there.values(), attributes, earlier):
         return None
     facts: dict[int, set[_Facts]] = {}
     for version in (*known, current):
@@ -204,16 +204,20 @@ def find_places(
     return None
 
 
-def _leaves_out(
+def _sent_others(
     announced: Sequence[Column],
-    there: Iterable[Column],
+    there: Collection[Column],
     attributes: Attributes,
     earlier: Sequence[Relation],
 ) -> bool:
-    """Return whether the message lacks columns that the table had, so places tell nothing.
+    """Return whether the publication sent other columns of the table, so places tell nothing.
 
-    The publication had a column list then, or did not send generated columns, and was altered.
+    The publication had a column list then, or did or did not send generated columns, and was
+    altered.
     """
+    unsent = {_facts(column) for column in there if not _is_sent(column, attributes)}
+    if any(_facts(column) in unsent for column in announced):
+        return True
     known = max((version.highest_attnum for version in earlier), default=0)
     old = [c for c in there if (c.attnum or 0) <= known and _is_sent(c, attributes)]
     return len(old) > len(announced)

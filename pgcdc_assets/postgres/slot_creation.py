@@ -35,6 +35,7 @@ from pgcdc_assets.postgres.connection import (
     query_connection,
 )
 from pgcdc_assets.postgres.errors import connection_failure, statement_failure
+from pgcdc_assets.postgres.preflight.managed import MANAGED_BY_SQL, wal_level_remedy
 from pgcdc_assets.postgres.recovery_conflicts import CONFLICTS, conflict_error, is_hot_standby
 from pgcdc_assets.postgres.standby_slot_creation import StandbyCreation
 from pgcdc_assets.postgres.wal import PRIMARY_TIMELINE_SQL
@@ -260,8 +261,7 @@ def _creation_failure(
     if isinstance(error, ObjectNotInPrerequisiteState):
         return ConfigurationError(
             reason=f"wal_level of {server} is not logical, or of its primary if it is a standby. "
-            "Set it with: alter system set wal_level = logical; then restart the server (Amazon "
-            "RDS: parameter rds.logical_replication = 1)."
+            + _wal_level_remedy(settings)
         )
     if isinstance(error, InsufficientPrivilege):
         return ConfigurationError(
@@ -270,6 +270,14 @@ def _creation_failure(
             f"{quoted(settings.role)})"
         )
     return statement_failure(server, f"creating slot {slot}", error) or error
+
+
+def _wal_level_remedy(settings: ConnectionSettings) -> str:
+    with query_connection(settings, "check") as conn, conn.cursor() as cursor:
+        cursor.execute(f"select {MANAGED_BY_SQL}")
+        row = cursor.fetchone()
+    assert row is not None
+    return wal_level_remedy(row[0])
 
 
 def _blocker(settings: ConnectionSettings) -> str:

@@ -84,6 +84,15 @@ class ServerTimeline:
             )
         return parse_history((found.get_value(0, 1) or b"").decode(errors="replace"))
 
+    def starts(self) -> dict[int, Lsn]:
+        """Return the LSN at which each timeline began, by timeline; the first one is missing.
+
+        Raises:
+            DefiniteError, OSError: as `switches`.
+        """
+        ends = self.switches()
+        return dict(zip([*ends, self.number][1:], ends.values(), strict=True))
+
 
 def parse_history(text: str) -> dict[int, Lsn]:
     """Return the end LSNs by timeline of a history file.
@@ -145,6 +154,33 @@ def check_timeline(
             f"{reason}. The server was restored from a backup, or replaced by a standby that had "
             "not received all WAL: the server may not have the captured changes. Nothing was "
             f"confirmed. Begin a new epoch with {server.renewal}.",
+        )
+
+
+def check_branch(
+    raw_zone: str, captured_on: int | None, began: Lsn | None, server: ServerTimeline
+) -> None:
+    """Raise an error for a server with another timeline of the captured timeline's number.
+
+    Two standbys that were promoted without knowing of each other choose the same number.
+
+    Args:
+        captured_on: as for `check_timeline`.
+        began: LSN at which this timeline began; None: the first timeline, or not recorded.
+
+    Raises:
+        RawZoneError, DefiniteError, OSError: as `check_timeline`.
+    """
+    if captured_on is None or began is None:
+        return
+    there = server.starts().get(captured_on)
+    if there not in (None, began):
+        raise RawZoneError(
+            raw_zone=raw_zone,
+            reason=f"captured on timeline {captured_on} that began at {began}, but timeline "
+            f"{captured_on} of the server began at {there}. The server and the captured server "
+            "were promoted or restored separately: the server may not have the captured changes. "
+            f"Nothing was confirmed. Begin a new epoch with {server.renewal}.",
         )
 
 

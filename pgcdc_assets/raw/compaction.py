@@ -19,12 +19,14 @@ from deltalake.transaction import RemoveAction
 from pgcdc_assets.errors import RawZoneError
 from pgcdc_assets.raw.files import FileWriter
 from pgcdc_assets.raw.row_groups import by_relation, gathered
-from pgcdc_assets.raw.scan import DataFile, data_files, scan
+from pgcdc_assets.raw.scan import DataFile, count_rows, data_files, scan, with_statistics
 from pgcdc_assets.raw.table import CommitRefused, RawTable
 
 SMALL_FILE_BYTES = 32 * 1024 * 1024
 TARGET_BYTES = 128 * 1024 * 1024
 MINIMUM_FILES = 64
+
+_ORDER = ("epoch", "commit_lsn")
 
 # Each window of a capture asks for a compaction, which reads up to the target size before it fails.
 _PAUSE_SECONDS = 600.0
@@ -57,7 +59,8 @@ def compact(
     Files that could not be compacted are left alone for some minutes.
 
     Args:
-        table: a table with `epoch` and `commit_lsn`, and statistics of both.
+        table: a table with `epoch` and `commit_lsn`, and statistics of both. Statistics that
+            another program has left out are read from its files.
         loaded: the newest version of the table.
         app_id: application id of compaction commits.
         minimum_files: do nothing with fewer small files.
@@ -74,6 +77,7 @@ def compact(
     if len(small) < minimum_files:
         return []
     reports = []
+    small = [file for file in with_statistics(table, small, _ORDER) if file.row_count]
     for files in _neighbours(small):
         try:
             reports.append(_merge(table, loaded, app_id, files))
@@ -110,7 +114,7 @@ def _neighbours(small: Sequence[DataFile]) -> Iterator[list[DataFile]]:
 def _merge(
     table: RawTable, loaded: DeltaTable, app_id: str, files: Sequence[DataFile]
 ) -> CompactionReport:
-    expected = sum(file.row_count for file in files)
+    expected = count_rows(table, files)
     with table.writer() as writer:
         copy_rows(table, files, writer)
         merged = writer.finish()

@@ -295,8 +295,10 @@ def _has_ended(stored: _Stored, epoch: int, captured_through: Lsn) -> bool:
 
 
 def _may_hold(file: DataFile, stored: _Stored) -> bool:
+    # Another program may write files without statistics.
+    lsn = int(stored.key.lsn)
     least, most = file.minimum, file.maximum
-    return bool(least["prepare_lsn"] <= stored.key.lsn <= most["prepare_lsn"])
+    return bool(least.get("prepare_lsn", lsn) <= lsn <= most.get("prepare_lsn", lsn))
 
 
 def _in_order(files: Iterable[DataFile]) -> list[DataFile]:

@@ -235,11 +235,12 @@ def _files_to_join(files: Iterable[DataFile]) -> list[DataFile]:
     """
     joined: list[DataFile] = []
     count = 1
-    for file in sorted(files, key=lambda file: file.row_count):
-        if file.row_count > count:
+    for file in sorted(files, key=lambda file: file.row_count or 0):
+        row_count = file.row_count or 0
+        if row_count > count:
             break
         joined.append(file)
-        count += file.row_count
+        count += row_count
     return joined
 
 

@@ -72,6 +72,13 @@ class RelationRegistry:
         """
         return [(each.lsn, each.relation) for each in self._versions_of(epoch, relation_id)]
 
+    def count(self, epoch: int) -> int | None:
+        """Return the number of versions of an epoch; None if none was looked up since `discard`."""
+        known = self._known
+        if known is None:
+            return None
+        return sum(len(versions) for (of_epoch, _), versions in known.items() if of_epoch == epoch)
+
     def version_before(self, epoch: int, relation_id: int, lsn: Lsn) -> Relation | None:
         """Return the newest version that was seen up to an LSN; None for an unknown relation.
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pgcdc_assets.errors import RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.raw.compaction import copy_rows, removals
-from pgcdc_assets.raw.scan import DataFile, data_files
+from pgcdc_assets.raw.scan import DataFile, count_rows, data_files, with_statistics
 from pgcdc_assets.raw.snapshots import (
     Snapshot,
     SnapshotIdentity,
@@ -196,13 +196,14 @@ def _remove_rows(zone: RawZone, epoch: int, floor: Lsn, row_count: int) -> int:
     changes = zone.changes
     table = changes.table
     loaded = table.load_or_create()
-    files = [file for file in data_files(loaded) if _may_hold_older(file, epoch, floor)]
+    known = with_statistics(table, data_files(loaded), ("epoch", "commit_lsn"))
+    files = [file for file in known if _may_hold_older(file, epoch, floor)]
     crossing = [file for file in files if not _is_older(file, epoch, floor)]
     is_kept = (pc.field("epoch") != epoch) | (pc.field("commit_lsn") >= int(floor))
     with table.writer() as writer:
         copy_rows(table, crossing, writer, is_kept)
         kept = writer.finish()
-        removed = sum(f.row_count for f in files) - sum(f.row_count for f in kept)
+        removed = count_rows(table, files) - sum(f.row_count for f in kept)
         if removed != row_count:
             raise RawZoneError(
                 raw_zone=table.uri,
@@ -236,6 +237,8 @@ def _may_hold_older(file: DataFile, epoch: int, floor: Lsn) -> bool:
 
     A compaction by another program mixes epochs.
     """
+    if not file.row_count:
+        return False
     least, most = file.minimum, file.maximum
     return bool(least["epoch"] <= epoch <= most["epoch"] and least["commit_lsn"] < floor)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 from urllib.parse import unquote
@@ -35,7 +35,7 @@ class DataFile:
     Attributes:
         path: path relative to the table, as in the log.
         size_bytes: size of the file.
-        row_count: number of rows.
+        row_count: number of rows; None if another program wrote the file without statistics.
         minimum: least value by column, for columns with statistics.
         maximum: greatest value by column, for columns with statistics.
         partition: values of the partition columns.
@@ -43,7 +43,7 @@ class DataFile:
 
     path: str
     size_bytes: int
-    row_count: int
+    row_count: int | None
     minimum: Mapping[str, Any]
     maximum: Mapping[str, Any]
     partition: Mapping[str, Any]
@@ -61,12 +61,64 @@ def data_files(table: DeltaTable) -> list[DataFile]:
             row["path"],
             row["size_bytes"],
             row["num_records"],
-            row.get("min") or {},
-            row.get("max") or {},
+            _known_values(row.get("min")),
+            _known_values(row.get("max")),
             row.get("partition") or {},
         )
         for row in pa.table(table.get_add_actions()).to_pylist()
     ]
+
+
+def _known_values(values: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {name: value for name, value in (values or {}).items() if value is not None}
+
+
+def with_statistics(
+    table: RawTable, files: Sequence[DataFile], columns: Sequence[str] = ()
+) -> list[DataFile]:
+    """Return the files with their row counts, and with least and greatest values of `columns`.
+
+    Statistics that another program has left out are read from the file. A file without rows has no
+    values.
+
+    Raises:
+        UnreadableFile: such a file is missing or damaged.
+    """
+    wanted, read = frozenset(columns), columns or table.statistics
+    return [
+        file if _has_statistics(file, wanted) else _read_statistics(table, file, read)
+        for file in files
+    ]
+
+
+def count_rows(table: RawTable, files: Sequence[DataFile]) -> int:
+    """Return the number of rows in the files."""
+    return sum(file.row_count or 0 for file in with_statistics(table, files))
+
+
+def _has_statistics(file: DataFile, columns: frozenset[str]) -> bool:
+    if file.row_count is None:
+        return False
+    return not file.row_count or columns <= file.minimum.keys() & file.maximum.keys()
+
+
+def _read_statistics(table: RawTable, file: DataFile, columns: Sequence[str]) -> DataFile:
+    least: dict[str, Any] = {}
+    most: dict[str, Any] = {}
+    row_count = 0
+    for batch in scan(table, [file], columns):
+        row_count += batch.num_rows
+        for name in columns:
+            found = pc.min_max(batch.column(name)).as_py()
+            if found["min"] is not None:
+                least[name] = min(found["min"], least.get(name, found["min"]))
+                most[name] = max(found["max"], most.get(name, found["max"]))
+    return replace(
+        file,
+        row_count=row_count,
+        minimum={**file.minimum, **least},
+        maximum={**file.maximum, **most},
+    )
 
 
 def files_between(files: Sequence[DataFile], epoch: int, start: int, end: int) -> list[DataFile]:

@@ -25,7 +25,7 @@ from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.files import FileWriter, WrittenFile
 from pgcdc_assets.raw.row_groups import gathered
-from pgcdc_assets.raw.scan import DataFile, data_files
+from pgcdc_assets.raw.scan import DataFile, data_files, with_statistics
 from pgcdc_assets.raw.sizes import uncompressed_bytes
 from pgcdc_assets.raw.table import CommitRefused, RawTable
 from pgcdc_assets.table_name import TableName
@@ -89,7 +89,7 @@ def parse_snapshot_key(key: str) -> Position:
 
 
 def snapshot_of_file(file: DataFile) -> Snapshot:
-    """Return the snapshot of a file, with the row count of the file."""
+    """Return the snapshot of a file, with the row count of the file, 0 if it is unknown."""
     part = file.partition
     return Snapshot(
         int(part["epoch"]),
@@ -97,14 +97,14 @@ def snapshot_of_file(file: DataFile) -> Snapshot:
         part["schema"],
         part["table"],
         int(part["relation_version"]),
-        file.row_count,
+        file.row_count or 0,
         file.minimum.get("relation_id"),
     )
 
 
-def _complete_snapshots(loaded: DeltaTable, epoch: int | None) -> list[Snapshot]:
+def _complete_snapshots(table: RawTable, loaded: DeltaTable, epoch: int | None) -> list[Snapshot]:
     snapshots: dict[SnapshotIdentity, Snapshot] = {}
-    for file in data_files(loaded):
+    for file in with_statistics(table, data_files(loaded)):
         part = snapshot_of_file(file)
         known = snapshots.get(part.identity)
         row_count = part.row_count + (known.row_count if known is not None else 0)
@@ -188,7 +188,7 @@ class SnapshotStore:
     def complete_snapshots(self, epoch: int | None = None) -> list[Snapshot]:
         """Return the complete snapshots of one epoch, or of all epochs, oldest first."""
         loaded = self.table.newest()
-        return [] if loaded is None else _complete_snapshots(loaded, epoch)
+        return [] if loaded is None else _complete_snapshots(self.table, loaded, epoch)
 
     def size_bytes(self, snapshot: Snapshot) -> int:
         """Return the uncompressed size of a snapshot, from the Parquet footers."""
@@ -230,7 +230,7 @@ class SnapshotStore:
             loaded: the load of the table to look into; None: a new one.
         """
         loaded = self.table.load() if loaded is None else loaded
-        found = [] if loaded is None else _complete_snapshots(loaded, snapshot.epoch)
+        found = [] if loaded is None else _complete_snapshots(self.table, loaded, snapshot.epoch)
         return next((one for one in found if one.identity == snapshot.identity), None)
 
 

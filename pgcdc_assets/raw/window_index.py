@@ -211,10 +211,11 @@ def _between(
 
 
 def _may_hold(file: DataFile, epoch: int, since: int, until: int | None) -> bool:
+    # Another program may write files without statistics.
+    if file.row_count == 0:
+        return False
     least, most = file.minimum, file.maximum
-    if not least:
-        # A file without statistics and without rows is empty.
-        return file.row_count > 0
-    is_early = until is None or least["start_lsn"] < until
-    is_of_epoch = least["epoch"] <= epoch <= most["epoch"]
-    return bool(is_early and most["end_lsn"] > since and is_of_epoch)
+    is_early = until is None or least.get("start_lsn", since) < until
+    is_late = "end_lsn" not in most or most["end_lsn"] > since
+    is_of_epoch = least.get("epoch", epoch) <= epoch <= most.get("epoch", epoch)
+    return bool(is_early and is_late and is_of_epoch)

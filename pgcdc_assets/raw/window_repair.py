@@ -30,7 +30,14 @@ from pgcdc_assets.raw.commit_records import read_new_entries
 from pgcdc_assets.raw.compaction import removals
 from pgcdc_assets.raw.delta_log import FOLDER, oldest_commit
 from pgcdc_assets.raw.files import FileWriter, filesystem
-from pgcdc_assets.raw.scan import DataFile, UnreadableFile, data_files, files_between, scan
+from pgcdc_assets.raw.scan import (
+    DataFile,
+    UnreadableFile,
+    data_files,
+    files_between,
+    scan,
+    with_statistics,
+)
 from pgcdc_assets.raw.table import CommitRefused, RawTable
 from pgcdc_assets.raw.window_rows import summaries, window_rows
 from pgcdc_assets.raw.window_summary import COUNTED, SummaryBuilder, WindowSummary
@@ -71,7 +78,7 @@ def repair_window_index(
         kept: set[LsnWindow] = set()
         counted: list[WindowSummary] = []
         known = [window for _, windows in files for window in windows]
-        for epoch in sorted({*_epochs(loaded, known), *epoch_starts, *log.starts}):
+        for epoch in sorted({*_epochs(changes, loaded, known), *epoch_starts, *log.starts}):
             own = [window for window in known if window.epoch == epoch]
             stay, again = _complete(
                 changes, loaded, epoch, own, epoch_starts.get(epoch), log.starts.get(epoch)
@@ -165,11 +172,11 @@ def _read_windows(table: RawTable, file: DataFile) -> list[LsnWindow]:
     return [LsnWindow.parse(key) for batch in batches for key in batch.column(0).to_pylist()]
 
 
-def _epochs(changes: DeltaTable, known: Iterable[LsnWindow]) -> set[int]:
-    files = [file for file in data_files(changes) if file.minimum]
+def _epochs(table: RawTable, changes: DeltaTable, known: Iterable[LsnWindow]) -> set[int]:
     found = {window.epoch for window in known}
-    for file in files:
-        found.update(range(file.minimum["epoch"], file.maximum["epoch"] + 1))
+    for file in with_statistics(table, data_files(changes), ("epoch",)):
+        if file.row_count:
+            found.update(range(file.minimum["epoch"], file.maximum["epoch"] + 1))
     return found
 
 

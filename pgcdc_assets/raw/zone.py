@@ -8,8 +8,10 @@ from functools import cached_property
 
 import pyarrow as pa
 
+from pgcdc_assets.errors import RawZoneError, renewal_command
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw import changes, prepared_transactions, ranges, schema, snapshots, window_index
+from pgcdc_assets.raw.app_ids import relations_app_id, timeline_start_app_id
 from pgcdc_assets.raw.changes import ChangeLog
 from pgcdc_assets.raw.definitions import DefinitionStore
 from pgcdc_assets.raw.epochs import Epoch, EpochLog
@@ -50,6 +52,40 @@ class RawZone:
         """
         end, timeline = self.changes.captured_on(epoch.epoch)
         return (epoch.start_lsn, epoch.timeline) if end is None else (end, timeline)
+
+    def timeline_start(self, epoch: Epoch) -> Lsn | None:
+        """Return the LSN at which the timeline of an epoch's newest window began.
+
+        The LSN is None for the first timeline, and for a window that did not record it.
+        """
+        timeline, table = self.changes.captured_on(epoch.epoch)[1], self.changes.table.newest()
+        if timeline is None or table is None:
+            return None
+        began = table.transaction_version(timeline_start_app_id(self.name, epoch.epoch, timeline))
+        return None if began is None else Lsn(began)
+
+    def check_relations(self, epoch: Epoch) -> None:
+        """Check that `raw/relations` has all relation versions of the landed windows.
+
+        Otherwise the numbers of the missing versions would be used again, for other columns.
+
+        Raises:
+            RawZoneError: it has fewer, because it was restored from an earlier time.
+        """
+        table = self.changes.table.newest()
+        name = relations_app_id(self.name, epoch.epoch)
+        used = None if table is None else table.transaction_version(name)
+        if used is None:
+            return
+        count = len(self.relations.versions(epoch.epoch))
+        if count < used:
+            raise RawZoneError(
+                raw_zone=self.relations.table.uri,
+                reason=f"epoch {epoch.epoch} has {count} relation versions, but the landed windows "
+                f"have used {used} of them, so the table is from an earlier time than raw/changes. "
+                "Restore both from one time, or begin a new epoch with "
+                f"{renewal_command(self.name)}.",
+            )
 
     def used_timelines(self, epoch: Epoch) -> list[tuple[Lsn, int | None]]:
         """Return the ends of the WAL that an epoch has used, each with its timeline.

@@ -25,6 +25,7 @@ from pgcdc_assets.spark.properties_file import properties_file
 _ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 _DEFAULT_ARGUMENTS = "pyspark-shell"
 _PROPERTIES = "--properties-file"
+_EXTRA = "--extra-properties-file"
 _NOT_LAUNCHED = "JAVA_GATEWAY_EXITED"
 
 
@@ -68,12 +69,16 @@ def _submit_arguments(file: Path) -> Iterator[None]:
     """Add a properties file to the arguments of PySpark's `spark-submit` for the block."""
     before = os.environ.get(_ARGUMENTS)
     given = _DEFAULT_ARGUMENTS if before is None else before
-    if _PROPERTIES in given:
-        # Spark uses the last file of this option: the user's own one.
-        own = ["--extra-properties-file", str(file)]
+    if _PROPERTIES in given or _EXTRA in given:
+        # Of several files, Spark uses the last one of the first option, which is the user's own,
+        # and takes a setting from the last one of the other option.
+        own = [_EXTRA, str(file)]
     else:
         own = [_PROPERTIES, str(file), "--load-spark-defaults"]
-    os.environ[_ARGUMENTS] = f"{shlex.join(own)} {given}"
+    words = shlex.split(given)
+    # Behind this word, Spark reads no option.
+    end = words.index(_DEFAULT_ARGUMENTS) if _DEFAULT_ARGUMENTS in words else len(words)
+    os.environ[_ARGUMENTS] = shlex.join([*words[:end], *own, *words[end:]])
     try:
         yield
     finally:

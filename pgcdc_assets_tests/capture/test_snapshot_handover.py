@@ -174,7 +174,7 @@ def _complete_the_copies(database: Database, zone: RawZone, complete: int) -> No
     # A snapshot consists of the files of its commit.
     table = zone.snapshots.table.load()
     assert table is not None
-    row_count = sum(file.row_count for file in data_files(table))
+    row_count = sum(file.row_count or 0 for file in data_files(table))
     assert row_count == sum(copy.row_count for copy in copies)
 
 

@@ -231,6 +231,20 @@ def test_an_lsn_that_is_not_captured_and_an_unmerged_table_are_refused(pipeline:
 
 
 @pytest.mark.soak
+@pytest.mark.sampled
+def test_an_append_only_table_is_refused_with_its_remedy(pipeline: Pipeline) -> None:
+    pipeline.start("create table t (id int primary key)", "insert into t values (1)")
+    pipeline.sync()
+    path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", "t", 1)
+    DeltaTable(path).alter.set_table_properties({"delta.appendOnly": "true"})
+    with pytest.raises(ConfigurationError, match="append-only") as refused:
+        rebuilt(pipeline)
+    statement = str(refused.value).partition("Run in Spark: ")[2].partition(";")[0]
+    pipeline.spark.sql(statement)
+    rebuilt(pipeline)
+    pipeline.assert_equal()
+
+
 def test_a_rebuilt_table_has_added_columns(pipeline: Pipeline) -> None:
     fill(pipeline)
     first = pipeline.windows[0].end

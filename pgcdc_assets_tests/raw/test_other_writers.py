@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,36 @@ def compact_by_another(zone: RawZone) -> None:
     table = DeltaTable(zone.changes.table.uri)
     table.optimize.compact()
     assert len(table.file_uris()) == 1
+
+
+def without_statistics(uri: str) -> None:
+    """Remove the statistics of all files, as of a program that writes none."""
+    for version in range(DeltaTable(uri).version() + 1):
+        entry = Path(uri, commit_path(version))
+        actions = [json.loads(line) for line in entry.read_text().splitlines()]
+        for action in actions:
+            action.get("add", {}).pop("stats", None)
+        entry.write_text("".join(json.dumps(action) + "\n" for action in actions))
+
+
+def test_files_without_statistics_are_compacted_and_removed(zone: RawZone) -> None:
+    for epoch in (1, 2):
+        land_days(zone, 3, epoch)
+    zone.snapshots.land_snapshot(1, Lsn(50), relation(), 1, [texts(["1"]), texts(["2"])])
+    for table in (zone.changes.table, zone.snapshots.table):
+        without_statistics(table.uri)
+    restored = RawZone(zone.lake, zone.name)
+    (snapshot,) = restored.snapshots.complete_snapshots()
+    assert (snapshot.row_count, snapshot.relation_id) == (2, 16400)
+    assert remove_windows(restored, 2, Lsn(1010), LATER).row_count == 2
+    report = maintain_raw_zone(restored, minimum_files=1, minimum_log_entries=1)
+    assert report.files_merged == 5
+    without_statistics(zone.changes.window_index.table.uri)
+    restored = RawZone(zone.lake, zone.name)
+    assert [int(each.window.start) for each in restored.changes.windows(2)] == [1010, 1020]
+    assert remove_windows(restored, 1, Lsn(1020), LATER).row_count == 4
+    assert [lsn for lsn, _ in landed(restored, 1)] == [1025, 1025]
+    assert [lsn for lsn, _ in landed(restored, 2)] == [1015, 1015, 1025, 1025]
 
 
 def test_windows_are_removed_from_files_with_several_epochs(zone: RawZone) -> None:

@@ -43,22 +43,21 @@ print(json.dumps({
 """
 
 
-@pytest.mark.parametrize("has_own_file", [False, True])
-def test_settings_of_a_session_are_on_no_command_line(tmp_path: Path, has_own_file: bool) -> None:
-    """The files of Spark and of the user have an effect too."""
+@pytest.mark.parametrize("own", [None, "--properties-file", "--extra-properties-file"])
+def test_settings_of_a_session_are_on_no_command_line(tmp_path: Path, own: str | None) -> None:
+    """The files of Spark and of the user have an effect too, on the settings that remain."""
     (tmp_path / "conf").mkdir()
     (tmp_path / "tmp").mkdir()
     (tmp_path / "conf" / "spark-defaults.conf").write_text("spark.test.defaults there\n")
-    (tmp_path / "own.conf").write_text("spark.test.own there\n")
+    (tmp_path / "own.conf").write_text("spark.test.own there\nspark.driver.memory 555m\n")
     environment = {
         **os.environ,
         "SPARK_CONF_DIR": str(tmp_path / "conf"),
         "TMPDIR": str(tmp_path / "tmp"),
     }
-    other = "spark.test.own" if has_own_file else "spark.test.defaults"
-    if has_own_file:
-        own = f"--properties-file {tmp_path}/own.conf pyspark-shell"
-        environment["PYSPARK_SUBMIT_ARGS"] = own
+    other = "spark.test.defaults" if own is None else "spark.test.own"
+    if own is not None:
+        environment["PYSPARK_SUBMIT_ARGS"] = f"{own} {tmp_path}/own.conf pyspark-shell"
     done = subprocess.run(
         [sys.executable, "-c", _SESSION],
         input=json.dumps({"conf": SETTINGS, "names": [*SETTINGS, other]}),

@@ -17,6 +17,13 @@ _PLACES = {
     CLOUD_SQL: "the flags of the instance",
 }
 
+_WAL_LEVEL = {
+    RDS: "Set rds.logical_replication = 1 in the parameter group (of the cluster on Aurora) and "
+    "reboot the instance.",
+    AZURE: "Set wal_level to LOGICAL in the server parameters and restart the server.",
+    CLOUD_SQL: "Set the flag cloudsql.logical_decoding = on; the instance restarts.",
+}
+
 
 def setting_remedy(managed_by: str | None, setting: str, value: str) -> str:
     """Return the statement that changes a setting, or its place in a managed service.
@@ -31,3 +38,13 @@ def setting_remedy(managed_by: str | None, setting: str, value: str) -> str:
         return f"alter system set {setting} = {value}; select pg_reload_conf()"
     shown = value.strip("'")
     return f"Set {setting} to {shown} in {place}"
+
+
+def wal_level_remedy(managed_by: str | None) -> str:
+    """Return how to set wal_level to logical, which needs a restart of the server.
+
+    Args:
+        managed_by: the administrator role of a managed service; None on other servers.
+    """
+    default = "alter system set wal_level = logical; then restart the server."
+    return _WAL_LEVEL.get(managed_by or "", default)

@@ -16,10 +16,10 @@ from pgcdc_assets.postgres.errors import connection_failure
 from pgcdc_assets.postgres.preflight.finding import Finding
 from pgcdc_assets.postgres.preflight.managed import (
     AZURE,
-    CLOUD_SQL,
     MANAGED_BY_SQL,
     RDS,
     setting_remedy,
+    wal_level_remedy,
 )
 from pgcdc_assets.postgres.slot_health import slot_health
 from pgcdc_assets.postgres.slots import (
@@ -53,15 +53,6 @@ select current_setting('server_version_num')::int, current_setting('server_versi
        current_setting('hot_standby_feedback')::bool, current_setting('primary_slot_name')
   from pg_roles r where r.rolname = current_user
 """
-
-# The setting of wal_level on managed services, by the administrator role of the service.
-_MANAGED_WAL_LEVEL = {
-    RDS: "Set rds.logical_replication = 1 in the parameter group (of the cluster on Aurora) and "
-    "reboot the instance.",
-    AZURE: "Set wal_level to LOGICAL in the server parameters and restart the server.",
-    CLOUD_SQL: "Set the flag cloudsql.logical_decoding = on; the instance restarts.",
-}
-_WAL_LEVEL = "alter system set wal_level = logical; then restart the server."
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +124,7 @@ def check_server(server: Server) -> Iterator[Finding]:
             "wal_level",
             "error",
             f"wal_level is {server.wal_level}, but logical is required.",
-            _MANAGED_WAL_LEVEL.get(server.managed_by or "", _WAL_LEVEL),
+            wal_level_remedy(server.managed_by),
         )
     else:
         yield Finding("wal_level", "ok", "wal_level is logical.")

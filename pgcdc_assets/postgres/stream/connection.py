@@ -102,6 +102,7 @@ class ReplicationStream:
         )
         self.backend_pid = self.timeline = 0
         self.is_standby = False
+        self.timeline_start: Lsn | None = None
 
     @property
     def bytes_received(self) -> int:
@@ -118,6 +119,7 @@ class ReplicationStream:
         self._wire = started.wire
         self.backend_pid = started.wire.backend_pid
         self.timeline, self.is_standby = started.timeline, started.is_standby
+        self.timeline_start = started.timeline_start
         if started.timeout_seconds is not None:
             # A third of the timeout: a late status packet does not exceed the timeout.
             self._status_seconds = min(self._status_seconds, started.timeout_seconds / 3)

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from psycopg import pq
 
+from pgcdc_assets.errors import DefiniteError
+from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import PINNED_SQL, SQL_ASCII, check_pinned
 from pgcdc_assets.postgres.libpq import execute, open_session
 from pgcdc_assets.postgres.stream.libpq_transport import LibpqWire
@@ -39,12 +41,14 @@ class StartedStream(NamedTuple):
     Attributes:
         wire: the transport.
         timeline: number of the server's timeline.
+        timeline_start: LSN at which the timeline began; None: the first one, or not known.
         is_standby: the server is a standby.
         timeout_seconds: the server's wal_sender_timeout; None: the server has no limit.
     """
 
     wire: Wire
     timeline: int
+    timeline_start: Lsn | None
     is_standby: bool
     timeout_seconds: float | None
 
@@ -89,6 +93,7 @@ def _start(
     timeout_ms, is_gss_encrypted = facts.get_value(0, 0), facts.get_value(0, 1)
     timeline = ServerTimeline.read(request.connection, conn, limit)
     check_timeline(timeline)
+    timeline_start = _find_start(timeline)
     encoding = (conn.parameter_status(b"server_encoding") or b"").decode()
     command = request.command(conn.server_version).encode()
     if encoding == SQL_ASCII or request.settings.as_stored:
@@ -102,6 +107,15 @@ def _start(
     return StartedStream(
         wire=start(conn, command, wire_settings),
         timeline=timeline.number,
+        timeline_start=timeline_start,
         is_standby=facts.get_value(0, 2) == b"t",
         timeout_seconds=None if timeout_ms in (None, b"0") else int(timeout_ms) / 1000,
     )
+
+
+def _find_start(timeline: ServerTimeline) -> Lsn | None:
+    try:
+        return timeline.starts().get(timeline.number)
+    except DefiniteError:
+        # The server lacks the history file, which the capture needs after a promotion only.
+        return None

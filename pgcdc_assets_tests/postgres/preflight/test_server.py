@@ -155,6 +155,13 @@ def test_wrong_wal_level_and_missing_slots_and_walsenders_are_errors() -> None:
             create_slot(database.settings(), "s"),
         ):
             pass
+        database.execute("create role rds_superuser")
+        with (
+            pytest.raises(ConfigurationError, match=r"not logical.* parameter group") as refused,
+            create_slot(database.settings(), "s"),
+        ):
+            pass
+        assert "alter system" not in str(refused.value)
 
         server.stop()
         server = EmbeddedServer(folder / "data", 18, few)
