@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -44,7 +45,8 @@ LONGEST_KEEP_HOURS = 24.0
 # The log of a table without a list may cover months.
 _MOST_COMMITS = 1000
 # Number of versions between two checks for files to delete. The number is odd: whether each merge
-# writes one version or two, one of three merges checks.
+# writes one version or two, one of three merges checks. Tables that are merged together have nearly
+# the same versions, so the path of a table determines which of three.
 _EVERY = 3
 
 _FOLDER, _FILE = "_pgcdc", "replaced_files.json"
@@ -93,8 +95,17 @@ class _Ledger:
     files: dict[str, ReplacedFile] = field(default_factory=dict)
 
 
+def is_check_due(path: str, version: int) -> bool:
+    """Return whether `vacuum_after_merge` checks a table at a version."""
+    return (version + _shift(path)) % _EVERY == 0
+
+
+def _shift(path: str) -> int:
+    return zlib.crc32(path.encode())
+
+
 def vacuum_after_merge(
-    lake: Lake, path: str, keep_hours: float, ratio: float, version: int | None = None
+    lake: Lake, path: str, keep_hours: float, ratio: float, table: DeltaTable | None = None
 ) -> VacuumReport:
     """Delete replaced files if they exceed the table; most calls only look at the version.
 
@@ -102,16 +113,14 @@ def vacuum_after_merge(
         keep_hours: versions that were replaced within so many hours stay readable.
         ratio: the files are deleted if their bytes are at least this many times the bytes of the
             table, and at least `MINIMUM_BYTES`.
-        version: the version that the merge has written, if the caller knows it.
+        table: the newest version, if the caller has it.
 
     Raises:
         TableDamaged: the table's log cannot be read.
         TransientError: a file could not be deleted; the next call tries again.
     """
-    if version is not None and version % _EVERY:
-        return VacuumReport()
-    table = open_table(lake, path)
-    if table is None or table.version() % _EVERY:
+    table = table or open_table(lake, path)
+    if table is None or not is_check_due(path, table.version()):
         return VacuumReport()
     return _delete(lake, path, table, keep_hours, ratio, MINIMUM_BYTES)
 

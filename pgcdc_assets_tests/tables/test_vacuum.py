@@ -29,6 +29,7 @@ from pgcdc_assets.tables.vacuum import (
     MINIMUM_BYTES,
     VacuumReport,
     delete_replaced_files,
+    is_check_due,
     owner_hours,
     vacuum_after_merge,
 )
@@ -46,6 +47,12 @@ def path(lake: Lake) -> Path:
 @pytest.fixture
 def _nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vacuum, "MINIMUM_BYTES", 0)
+
+
+@pytest.fixture
+def _unshifted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check a table at versions 0, 3, 6 and so on, whatever its path is."""
+    monkeypatch.setattr(vacuum, "_shift", lambda path: 0)
 
 
 def write(path: Path, number: int, **more: Any) -> None:
@@ -86,7 +93,7 @@ def test_replaced_files_are_deleted_and_the_table_is_unchanged(lake: Lake, path:
     assert delete_replaced_files(lake, str(path), 0) == VacuumReport(report.live_bytes)
 
 
-@pytest.mark.usefixtures("_nothing_is_small")
+@pytest.mark.usefixtures("_nothing_is_small", "_unshifted")
 @pytest.mark.parametrize(("ratio", "deleted"), [(11.5, 12), (12.5, 0)])
 def test_a_merge_deletes_replaced_files_that_exceed_the_table(
     lake: Lake, path: Path, ratio: float, deleted: int
@@ -98,6 +105,7 @@ def test_a_merge_deletes_replaced_files_that_exceed_the_table(
     assert len(data_files(path)) == 13 - deleted
 
 
+@pytest.mark.usefixtures("_unshifted")
 def test_a_small_excess_is_not_deleted(lake: Lake, path: Path) -> None:
     write(path, 11)
     write(path, 12)  # Of three versions one is examined.
@@ -106,7 +114,7 @@ def test_a_small_excess_is_not_deleted(lake: Lake, path: Path) -> None:
     assert (report.deleted_files, len(data_files(path))) == (0, 13)
 
 
-@pytest.mark.usefixtures("_nothing_is_small")
+@pytest.mark.usefixtures("_nothing_is_small", "_unshifted")
 @pytest.mark.parametrize("versions", [1, 2])
 def test_one_of_three_merges_examines_the_log(lake: Lake, path: Path, versions: int) -> None:
     """A merge writes one version, or two."""
@@ -117,6 +125,14 @@ def test_one_of_three_merges_examines_the_log(lake: Lake, path: Path, versions: 
         for _ in range(versions):
             write(path, number)
     assert looked == expected
+
+
+def test_tables_of_one_version_are_examined_at_different_merges() -> None:
+    paths = [f"lake/t{number}" for number in range(300)]
+    for version in range(9):
+        assert 70 < sum(is_check_due(path, version) for path in paths) < 130
+    for path in paths:
+        assert sum(is_check_due(path, version) for version in range(9)) == 3
 
 
 def test_recently_replaced_files_are_kept_in_the_ledger(

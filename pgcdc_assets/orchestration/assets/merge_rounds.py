@@ -27,7 +27,8 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.schema_gate import describe_event, is_unforeseen, record_unforeseen
-from pgcdc_assets.tables.vacuum import vacuum_after_merge
+from pgcdc_assets.tables.state import read_scd_state
+from pgcdc_assets.tables.vacuum import is_check_due, vacuum_after_merge
 
 if TYPE_CHECKING:
     from pgcdc_assets.spark.session import SparkSession
@@ -181,15 +182,15 @@ class MergeRounds:
         self._catalog.add(report)
         if not report.steps and report.snapshot_lsn is None:
             return
-        policy = self.capture.retention
+        if report.version is not None and not is_check_due(report.path, report.version):
+            return
+        policy, zone = self.capture.retention, self.zone
         try:
-            vacuum_after_merge(
-                self.zone.lake,
-                report.path,
-                policy.keep_hours,
-                policy.replaced_ratio,
-                report.version,
-            )
+            # The merge keeps the state, so the log is not read again.
+            state = read_scd_state(zone.lake, zone.name, report.path)
+            if state is not None:
+                ratio, hours = policy.replaced_ratio, policy.keep_hours
+                vacuum_after_merge(zone.lake, report.path, hours, ratio, state.table)
         except PgcdcError as error:
             self.context.log.warning(str(error))
 
