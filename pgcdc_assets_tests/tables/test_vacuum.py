@@ -26,10 +26,8 @@ from pgcdc_assets.tables import vacuum
 from pgcdc_assets.tables.maintenance import maintain_table
 from pgcdc_assets.tables.properties import FILE_RETENTION, LOG_RETENTION
 from pgcdc_assets.tables.vacuum import (
-    MINIMUM_BYTES,
     VacuumReport,
     delete_replaced_files,
-    is_check_due,
     owner_hours,
     vacuum_after_merge,
 )
@@ -42,17 +40,6 @@ def path(lake: Lake) -> Path:
     for number in range(11):
         write(path, number)
     return path
-
-
-@pytest.fixture
-def _nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vacuum, "MINIMUM_BYTES", 0)
-
-
-@pytest.fixture
-def _unshifted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check a table at versions 0, 3, 6 and so on, whatever its path is."""
-    monkeypatch.setattr(vacuum, "_shift", lambda path: 0)
 
 
 def write(path: Path, number: int, **more: Any) -> None:
@@ -91,48 +78,6 @@ def test_replaced_files_are_deleted_and_the_table_is_unchanged(lake: Lake, path:
     assert report.deleted_bytes == report.replaced_bytes > report.live_bytes
     assert ids(path) == list(range(10, 1010))
     assert delete_replaced_files(lake, str(path), 0) == VacuumReport(report.live_bytes)
-
-
-@pytest.mark.usefixtures("_nothing_is_small", "_unshifted")
-@pytest.mark.parametrize(("ratio", "deleted"), [(11.5, 12), (12.5, 0)])
-def test_a_merge_deletes_replaced_files_that_exceed_the_table(
-    lake: Lake, path: Path, ratio: float, deleted: int
-) -> None:
-    write(path, 11)
-    write(path, 12)  # Of three versions one is examined.
-    report = vacuum_after_merge(lake, str(path), 0, ratio)
-    assert report.deleted_files == deleted
-    assert len(data_files(path)) == 13 - deleted
-
-
-@pytest.mark.usefixtures("_unshifted")
-def test_a_small_excess_is_not_deleted(lake: Lake, path: Path) -> None:
-    write(path, 11)
-    write(path, 12)  # Of three versions one is examined.
-    report = vacuum_after_merge(lake, str(path), 0, 0)
-    assert 0 < report.replaced_bytes < MINIMUM_BYTES
-    assert (report.deleted_files, len(data_files(path))) == (0, 13)
-
-
-@pytest.mark.usefixtures("_nothing_is_small", "_unshifted")
-@pytest.mark.parametrize("versions", [1, 2])
-def test_one_of_three_merges_examines_the_log(lake: Lake, path: Path, versions: int) -> None:
-    """A merge writes one version, or two."""
-    looked, expected = [], [0] * 9
-    expected[3 - versions :: 3] = [12, 3 * versions, 3 * versions]
-    for number in range(9):
-        looked.append(vacuum_after_merge(lake, str(path), 0, 0).deleted_files)
-        for _ in range(versions):
-            write(path, number)
-    assert looked == expected
-
-
-def test_tables_of_one_version_are_examined_at_different_merges() -> None:
-    paths = [f"lake/t{number}" for number in range(300)]
-    for version in range(9):
-        assert 70 < sum(is_check_due(path, version) for path in paths) < 130
-    for path in paths:
-        assert sum(is_check_due(path, version) for version in range(9)) == 3
 
 
 def test_recently_replaced_files_are_kept_in_the_ledger(
