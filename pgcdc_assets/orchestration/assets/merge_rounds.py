@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from pgcdc_assets.errors import PgcdcError, SchemaChangeError, TransientError
+from pgcdc_assets.errors import PgcdcError, SchemaChangeError, TableDamaged, TransientError
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.merge import MergeFailure, MergeReport
 from pgcdc_assets.orchestration.assets.merge_reports import MergeReports, Result, ScdKey
@@ -78,7 +78,13 @@ class MergeRounds:
         recorded = read_summaries(self.zone, windows)
         through = windows[-1]
         for place, report in self._merged(through):
-            yield from self._reports.yield_report(place, report, windows, recorded, is_first=True)
+            reported = self._reports.yield_report(place, report, windows, recorded, is_first=True)
+            try:
+                yield from reported
+            except TableDamaged as error:
+                # The merge needed the newest commits of the log only. The other tables are merged.
+                self._fail(MergeFailure(report.schema, report.table, error), {})
+                continue
             results = checked.after(report, through.epoch)
             yield from self._reports.yield_results(results, through, is_first=True)
             self._finish(report)

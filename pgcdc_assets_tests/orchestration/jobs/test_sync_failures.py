@@ -192,7 +192,7 @@ def test_a_failed_merge_of_a_wide_publication_names_no_idle_table(
         orchestrated.sync(resnapshot_beside)
 
 
-@pytest.mark.soak
+@pytest.mark.sampled
 def test_a_failed_snapshot_delays_neither_the_capture_nor_other_tables(
     with_unpublished: Orchestrated, spark: SparkSession
 ) -> None:
