@@ -34,7 +34,7 @@ from pgcdc_assets.tables.owned_columns import (
     find_owned,
     versions_of_table,
 )
-from pgcdc_assets.tables.properties import MAPPING, MAX_COLUMN_ID
+from pgcdc_assets.tables.properties import APPEND_ONLY, MAPPING, MAX_COLUMN_ID, is_append_only
 from pgcdc_assets.tables.state import (
     is_written,
     open_table,
@@ -46,9 +46,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _ATTEMPTS = 5
-
-# A property that only an owner sets.
-_APPEND_ONLY = "delta.appendOnly"
 
 # Table features that an owner may turn on, and that delta-rs does not write.
 _FOR_SPARK = frozenset(
@@ -95,11 +92,11 @@ def describe_replaced(zone: RawZone, target: CdcTable, path: str) -> ReplacedTab
         watermark = None
     columns = tuple(field.name for field in table.schema().fields)
     properties = table.metadata().configuration
-    if properties.get(_APPEND_ONLY, "").lower() == "true":
+    if is_append_only(properties):
         raise ConfigurationError(
             reason=f"The Delta table {path} is append-only, so a rebuild cannot replace its rows. "
             f"Run in Spark: ALTER TABLE {delta_table(path)} UNSET TBLPROPERTIES "
-            f"({string(_APPEND_ONLY)}); then run the rebuild again."
+            f"({string(APPEND_ONLY)}); then run the rebuild again."
         )
     owned = NOTHING_OWNED
     # With column mapping, the log has a number for each column, which the staged table lacks.

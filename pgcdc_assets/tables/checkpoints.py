@@ -1,13 +1,7 @@
-"""Checkpoints of the versions of an SCD table that delta-rs writes.
-
-A hundred tables that are merged together have nearly the same versions. If all wrote their
-checkpoints at every tenth version, every tenth merge would take some seconds longer. So the path of
-a table determines at which of ten versions it writes its checkpoint.
-"""
+"""Checkpoints of the versions of an SCD table that delta-rs writes."""
 
 from __future__ import annotations
 
-import zlib
 from contextlib import suppress
 
 from deltalake import DeltaTable, PostCommitHookProperties
@@ -17,6 +11,7 @@ from pgcdc_assets.raw.delta_log import LAST_CHECKPOINT
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.tables.checksums import delete_checksum
+from pgcdc_assets.tables.turns import has_turn
 
 # For commits by delta-rs. Its interval of checkpoints is not that of Delta. Its removal of old log
 # entries takes half a second for 100,000 entries, and trusts a checkpoint that is incomplete.
@@ -32,7 +27,7 @@ def is_due(path: str, version: int, interval: int) -> bool:
 
     It writes one in `interval` versions, and none before as many versions.
     """
-    return version >= interval and (version + zlib.crc32(path.encode())) % interval == 0
+    return version >= interval and has_turn(path, version, interval)
 
 
 def keep_checkpoints(lake: Lake, path: str, table: DeltaTable, *, commits: int = 1) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 _QUOTED = re.compile(r'"((?:[^"]|"")*)"')
 
@@ -38,6 +38,9 @@ OWN_FILE_RETENTION = "pgcdc.file_retention"
 # Delta's property: how long readers see an application transaction; without limit by default.
 TRANSACTION_RETENTION = "delta.setTransactionRetentionDuration"
 
+# Of an owner: Delta refuses commits that remove rows.
+APPEND_ONLY = "delta.appendOnly"
+
 KEY = "pgcdc.key"
 
 # For a table that no snapshot replaces, and that had another key before: the key of the snapshot
@@ -66,6 +69,11 @@ def interval_hours(text: str) -> float | None:
     if not found or any(unit not in _HOURS for _, unit in found):
         return None
     return sum(int(count) * _HOURS[unit] for count, unit in found)
+
+
+def is_append_only(properties: Mapping[str, str]) -> bool:
+    """Return whether an owner has made the table append-only."""
+    return properties.get(APPEND_ONLY, "").lower() == "true"
 
 
 def key_text(names: Sequence[str]) -> str:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import time
-import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -35,6 +34,7 @@ from pgcdc_assets.tables.checksums import delete_checksum
 from pgcdc_assets.tables.properties import FILE_RETENTION, OWN_FILE_RETENTION, interval_hours
 from pgcdc_assets.tables.read_errors import explain_read_errors
 from pgcdc_assets.tables.state import open_table
+from pgcdc_assets.tables.turns import has_turn
 
 # Replaced files below this size are kept, however small the table is.
 MINIMUM_BYTES = 8 * 1024 * 1024
@@ -45,8 +45,7 @@ LONGEST_KEEP_HOURS = 24.0
 # The log of a table without a list may cover months.
 _MOST_COMMITS = 1000
 # Number of versions between two checks for files to delete. The number is odd: whether each merge
-# writes one version or two, one of three merges checks. Tables that are merged together have nearly
-# the same versions, so the path of a table determines which of three.
+# writes one version or two, one of three merges checks.
 _EVERY = 3
 
 _FOLDER, _FILE = "_pgcdc", "replaced_files.json"
@@ -97,11 +96,7 @@ class _Ledger:
 
 def is_check_due(path: str, version: int) -> bool:
     """Return whether `vacuum_after_merge` checks a table at a version."""
-    return (version + _shift(path)) % _EVERY == 0
-
-
-def _shift(path: str) -> int:
-    return zlib.crc32(path.encode())
+    return has_turn(path, version, _EVERY)
 
 
 def vacuum_after_merge(

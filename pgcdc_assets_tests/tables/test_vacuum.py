@@ -11,10 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable
 from deltalake.fs import DeltaStorageHandler
 from pyspark.sql import SparkSession
 
@@ -31,25 +30,13 @@ from pgcdc_assets.tables.vacuum import (
     owner_hours,
     vacuum_after_merge,
 )
+from pgcdc_assets_tests.support.rewritten_table import data_files, make_table, write
 
 
 @pytest.fixture
 def path(lake: Lake) -> Path:
     """Return a table at version 10, with ten replaced files as large as its only file."""
-    path = Path(lake.path("t"))
-    for number in range(11):
-        write(path, number)
-    return path
-
-
-def write(path: Path, number: int, **more: Any) -> None:
-    write_deltalake(
-        str(path), pa.table({"id": range(number, number + 1000)}), mode="overwrite", **more
-    )
-
-
-def data_files(path: Path) -> set[str]:
-    return {file.name for file in path.glob("*.parquet")}
+    return make_table(lake)
 
 
 def live_files(path: Path) -> set[str]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
 
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.tables import vacuum
@@ -15,15 +13,13 @@ from pgcdc_assets.tables.vacuum import (
     is_check_due,
     vacuum_after_merge,
 )
+from pgcdc_assets_tests.support.rewritten_table import data_files, make_table, write
 
 
 @pytest.fixture
 def path(lake: Lake) -> Path:
     """Return a table at version 10, with ten replaced files as large as its only file."""
-    path = Path(lake.path("t"))
-    for number in range(11):
-        write(path, number)
-    return path
+    return make_table(lake)
 
 
 @pytest.fixture
@@ -34,16 +30,7 @@ def _nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _unshifted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check a table at versions 0, 3, 6 and so on, whatever its path is."""
-    monkeypatch.setattr(vacuum, "_shift", lambda path: 0)
-
-
-def write(path: Path, number: int) -> None:
-    rows = pa.table({"id": range(number, number + 1000)})
-    write_deltalake(str(path), rows, mode="overwrite")
-
-
-def data_files(path: Path) -> set[str]:
-    return {file.name for file in path.glob("*.parquet")}
+    monkeypatch.setattr(vacuum, "has_turn", lambda _, version, interval: version % interval == 0)
 
 
 @pytest.mark.usefixtures("_nothing_is_small", "_unshifted")

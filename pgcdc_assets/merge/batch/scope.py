@@ -28,7 +28,7 @@ from pgcdc_assets.merge.write import table_properties
 from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.compaction import needs_compaction
-from pgcdc_assets.tables.properties import MAPPING
+from pgcdc_assets.tables.properties import MAPPING, is_append_only
 from pgcdc_assets.tables.state import ScdState
 
 # With the value `apart` of this environment variable, Spark merges each table.
@@ -198,7 +198,7 @@ def _property_reasons(state: ScdState) -> Iterator[str]:
     properties = state.properties
     if MAPPING in properties:
         yield "the table has Delta's column mapping"
-    if properties.get("delta.appendOnly", "").lower() == "true":
+    if is_append_only(properties):
         yield "the table is append-only"
     if any(name.startswith(_CONSTRAINTS) for name in properties) or any(
         mark in state.schema for mark in _CONSTRAINTS

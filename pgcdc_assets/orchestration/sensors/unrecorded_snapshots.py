@@ -32,23 +32,24 @@ class UnrecordedSnapshots:
         """
         self._capture = capture
         self._snapshot = snapshot
-        self._shown: tuple[str, dict[str, Snapshot]] | None = None
+        self._shown: tuple[str, int, int | None] | None = None
 
     def find(
         self, instance: dg.DagsterInstance, zone: RawZone, epoch: Epoch
     ) -> list[dg.AssetMaterialization]:
         """Return the missing materialisations; none while a run takes snapshots."""
-        if self._shown == (zone.uri, self._newest(zone, epoch)):
+        table = zone.snapshots.table.newest()
+        seen = zone.uri, epoch.epoch, None if table is None else table.version()
+        if self._shown == seen:
             return []
         names, keys = Names.of(self._capture), {self._snapshot}
         if find_unfinished(instance, names.snapshot_job, keys, names.copy_step) is not None:
             return []
-        # A run may have ended since the first reading.
         newest = self._newest(zone, epoch)
         shown = instance.get_materialized_partitions(self._snapshot)
         missing = [copied for key, copied in newest.items() if key not in shown]
         if not missing:
-            self._shown = zone.uri, newest
+            self._shown = seen
         return [
             dg.AssetMaterialization(
                 self._snapshot, partition=copied.name.partition_key, metadata=_metadata(copied)
@@ -59,7 +60,7 @@ class UnrecordedSnapshots:
     def _newest(self, zone: RawZone, epoch: Epoch) -> dict[str, Snapshot]:
         """Return the newest complete snapshot of each declared table."""
         declared = {table.partition_key for table in self._capture.tables}
-        copied = sorted(zone.snapshots.complete_snapshots(epoch.epoch), key=lambda s: s.position)
+        copied = zone.snapshots.complete_snapshots(epoch.epoch)
         return {s.name.partition_key: s for s in copied if s.name.partition_key in declared}
 
 
