@@ -5,20 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.local import locked
-from pgcdc_assets.spark.class_archive import archive_folder, archive_path
+from pgcdc_assets.spark.class_archive import archive_folder, archive_path, delete_unused_archives
 from pgcdc_assets.spark.jars import CLASS_PATH, with_known_jars
 from pgcdc_assets.spark.java import check_java
 from pgcdc_assets.spark.settings import embedded_conf
 
 _CLASSES = "pgcdc_assets.cli.spark_classes"
 _LINES_OF_OUTPUT = 5
-# 200 MB each.
-_ARCHIVES_KEPT = 3
 
 
 def prepare() -> tuple[Path, bool]:
@@ -56,15 +53,12 @@ def _resolve() -> None:
 
 
 def _write(archive: Path) -> None:
-    """Write an archive, and delete the oldest ones. Other installations have archives too."""
+    """Write an archive, and delete those that have not been used for the longest time."""
     with tempfile.TemporaryDirectory(dir=archive.parent) as scratch:
         draft = Path(scratch) / "classes.jsa"
         _run(["-m", _CLASSES, str(draft)])
         draft.rename(archive)
-    found = sorted(archive.parent.glob("*.jsa"), key=lambda path: path.stat().st_mtime)
-    for old in found[:-_ARCHIVES_KEPT]:
-        with suppress(OSError):
-            old.unlink()
+    delete_unused_archives()
 
 
 def _run(arguments: list[str]) -> None:

@@ -14,6 +14,7 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from pgcdc_assets.spark.jars import CLASS_PATH, cache_folder, spark_jars
@@ -23,6 +24,8 @@ JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 # A JVM with an archive that does not fit would print warnings to its standard output.
 SILENT = "-Xlog:cds*=off"
 _ARCHIVE_OPTION = "-XX:SharedArchiveFile="
+# Of 200 MB. Each installation of PySpark has an archive of its own.
+_ARCHIVES_KEPT = 3
 
 
 def archive_folder() -> Path:
@@ -46,7 +49,10 @@ def archive_path(conf: Mapping[str, str]) -> Path:
 
 
 def with_archive(conf: Mapping[str, str]) -> dict[str, str]:
-    """Return settings in which the driver's JVM maps the archive, if the archive exists."""
+    """Return settings in which the driver's JVM maps the archive, if the archive exists.
+
+    The archive's time of modification becomes the time of this call, see `delete_unused_archives`.
+    """
     options = conf.get(JAVA_OPTIONS, "")
     try:
         archive = archive_path(conf)
@@ -56,4 +62,14 @@ def with_archive(conf: Mapping[str, str]) -> dict[str, str]:
         return dict(conf)
     if not is_usable or _ARCHIVE_OPTION in options:
         return dict(conf)
+    with suppress(OSError):
+        os.utime(archive)
     return {**conf, JAVA_OPTIONS: f"{options} {_ARCHIVE_OPTION}{archive} {SILENT}".strip()}
+
+
+def delete_unused_archives() -> None:
+    """Delete all but the three archives that a session has used last."""
+    found = sorted(archive_folder().glob("*.jsa"), key=lambda path: path.stat().st_mtime)
+    for old in found[:-_ARCHIVES_KEPT]:
+        with suppress(OSError):
+            old.unlink()

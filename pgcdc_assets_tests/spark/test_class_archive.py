@@ -13,7 +13,12 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.cli import spark_prepare
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.spark.class_archive import JAVA_OPTIONS, archive_path, with_archive
+from pgcdc_assets.spark.class_archive import (
+    JAVA_OPTIONS,
+    archive_path,
+    delete_unused_archives,
+    with_archive,
+)
 from pgcdc_assets.spark.jars import CLASS_PATH, PACKAGES, cache_folder
 from pgcdc_assets.spark.java import find_java
 from pgcdc_assets.spark.settings import embedded_conf, start_conf
@@ -41,6 +46,23 @@ def test_a_session_maps_the_archive_of_its_class_path(cache: Path) -> None:
     # Another class path, and options of the user, are left alone.
     for conf in ({**CONF, CLASS_PATH: "/a.jar"}, {JAVA_OPTIONS: "-XX:SharedArchiveFile=/mine.jsa"}):
         assert with_archive(conf) == conf
+
+
+def test_the_archives_that_were_used_last_are_kept(cache: Path) -> None:
+    """An installation that others follow would otherwise lose the archive that it uses each day."""
+    used = _plant()
+    os.utime(used, (1, 1))
+    others = [used.with_name(f"other_{number}.jsa") for number in range(4)]
+    for number, other in enumerate(others):
+        other.touch()
+        os.utime(other, (100 + number, 100 + number))
+    with_archive(CONF)
+    delete_unused_archives()
+    assert {path.name for path in used.parent.glob("*.jsa")} == {
+        used.name,
+        "other_2.jsa",
+        "other_3.jsa",
+    }
 
 
 def test_a_path_that_java_options_cannot_contain_is_not_used(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -170,19 +170,19 @@ def _merge(pipeline: Pipeline, target: CdcTable) -> list[str]:
     return found
 
 
-def _shown(pipeline: Pipeline, scd: int, column: str, chosen: str) -> dict[tuple[Any, ...], Any]:
-    """Return the values of a column as Spark shows them, and rescued texts, by row."""
+def _shown(
+    pipeline: Pipeline, scd: int, types: Mapping[str, str]
+) -> dict[str, dict[int, tuple[Any, Any]]]:
+    """Return by column what Spark shows as values, and rescued texts, by row."""
     path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", "t", scd)
-    kind = chosen.upper()
-    value = {"VARIANT": f"to_json({column})", "BINARY": f"hex({column})"}.get(
-        kind, f"CAST({column} AS STRING)"
-    )
-    rows = (
-        pipeline.spark.read.format("delta")
-        .load(path)
-        .selectExpr("id", f"{value} AS value", f"try_element_at(_rescued, '{column}') AS rescued")
-    )
-    return {(row["id"],): (row["value"], row["rescued"]) for row in rows.collect()}
+    shown = ["id"]
+    for column, chosen in types.items():
+        value = {"VARIANT": f"to_json({column})", "BINARY": f"hex({column})"}.get(
+            chosen.upper(), f"CAST({column} AS STRING)"
+        )
+        shown += [f"{value} AS {column}", f"try_element_at(_rescued, '{column}') AS {column}_text"]
+    rows = pipeline.spark.read.format("delta").load(path).selectExpr(*shown).collect()
+    return {name: {row["id"]: (row[name], row[f"{name}_text"]) for row in rows} for name in types}
 
 
 @pytest.mark.sampled
@@ -220,17 +220,17 @@ def test_values_have_the_chosen_type_or_are_rescued(
         pipeline.database.execute(statement)
     pipeline.capture()
     assert _merge(pipeline, target) == []
-    for name, declared, chosen, values in cases:
+    shown = [_shown(pipeline, scd, {case[0]: case[2] for case in cases}) for scd in (1, 2)]
+    parts = dict(pipeline.database.query(_PARTS))
+    for name, declared, _, values in cases:
         texts = dict(pipeline.database.query(f"select id, format('%s', {name}) from t"))
-        parts = dict(pipeline.database.query(_PARTS))
-        for scd in (1, 2):
-            found = _shown(pipeline, scd, name, chosen)
+        for found in shown:
             for row, (literal, expected) in enumerate(values):
                 for row_id in (row, row + 100):
                     wanted = (parts[row_id] if expected is PARTS else expected, None)
                     if expected is RESCUED:
                         wanted = (None, texts[row_id])
-                    assert found[row_id,] == wanted, (declared, literal)
+                    assert found[name][row_id] == wanted, (declared, literal)
 
     # An update of another column opens one version. An update of a MAP opens no version.
     pipeline.database.execute("update t set n = 1 where id = 0")
@@ -266,24 +266,22 @@ def _check_changed_settings(pipeline: Pipeline, target: CdcTable) -> None:
     pipeline.capture()
     assert _merge(pipeline, replace(target, types=more)) == []
     for scd in (1, 2):
-        found = _shown(pipeline, scd, "later", "DECIMAL(10,2)")
-        assert (found[0,], found[1,]) == (("2.50", None), (None, "2.505"))
+        found = _shown(pipeline, scd, {"later": "DECIMAL(10,2)"})["later"]
+        assert (found[0], found[1]) == (("2.50", None), (None, "2.505"))
 
     fewer = {name: ddl for name, ddl in more.items() if name != "f"}
     pipeline.copy("t")
     pipeline.capture()
     (sentence,) = _merge(pipeline, replace(target, types=fewer))
     assert "changed from DOUBLE to STRING" in sentence and "pgcdc rebuild" in sentence
-    assert _shown(pipeline, 1, "f", "STRING")[1,] == ("0.00", None)
+    assert _shown(pipeline, 1, {"f": "STRING"})["f"][1] == ("0.00", None)
 
     # The raw zone has the texts of the table that cannot be rewritten.
     texts = dict(pipeline.database.query("select id, f::text from t"))
     for scd in (1, 2):
         rebuild_table(pipeline.spark, pipeline.zone, replace(target, types=fewer), scd)
-        found = _shown(pipeline, scd, "f", "STRING")
-        assert {key: value for (key,), value in found.items()} == {
-            key: (text, None) for key, text in texts.items()
-        }
+        found = _shown(pipeline, scd, {"f": "STRING"})["f"]
+        assert found == {key: (text, None) for key, text in texts.items()}
     pipeline.database.execute("update t set n = 3 where id = 0")
     pipeline.capture()
     assert _merge(pipeline, replace(target, types=fewer)) == []
@@ -343,11 +341,14 @@ def test_unchanged_toast_of_chosen_and_extension_types_stays(pipeline: Pipeline)
     rows = [row for batch in changes for row in pa.record_batch(batch).to_pylist()]
     unchanged = [row["unchanged"] for row in rows if row["op"] == "U"]
     assert unchanged == [list(range(2, len(columns) + 2))] * 2
-    for name, _, chosen, _ in columns:
-        before = _shown(pipeline, 2, name, chosen)[1,]
+    current, history = (
+        _shown(pipeline, scd, {name: chosen for name, _, chosen, _ in columns}) for scd in (1, 2)
+    )
+    for name, *_ in columns:
+        before = history[name][1]
         assert before != (None, None)
         assert (before[1] is not None) == (name in ("twice", "wide"))
-        assert [_shown(pipeline, scd, name, chosen)[2,] for scd in (1, 2)] == [before] * 2
+        assert [current[name][2], history[name][2]] == [before] * 2
 
 
 @pytest.mark.parametrize(
