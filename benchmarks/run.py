@@ -22,6 +22,7 @@ from benchmarks.environment import describe_machine, find_commit
 from benchmarks.page import write_page
 from benchmarks.results import RESULTS, Result, entry_of, save, table
 from benchmarks.scale import SCALE
+from pgcdc_assets.cli import spark_prepare
 
 LOW_LOAD = 0.5
 _SECONDS_TO_LOW_LOAD = 300.0
@@ -40,7 +41,7 @@ def main() -> int:
         parser.error(
             f"no benchmark is named {', '.join(unknown)}; known are {', '.join(BENCHMARKS)}"
         )
-    _compile_package()
+    _prepare_installation()
     commit = find_commit()
     measured: list[Result] = []
     failed = []
@@ -58,13 +59,15 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _compile_package() -> None:
-    """Compile the package, as pip does at an installation; processes of benchmarks use the result.
+def _prepare_installation() -> None:
+    """Compile the package and write the archive of Java classes, as `make install` does.
 
-    Otherwise each process compiles 100 to 250 modules, if the environment forbids bytecode files.
+    Processes of benchmarks use both. Otherwise each process compiles 100 to 250 modules, if the
+    environment forbids bytecode files. The archive of this installation may be deleted.
     """
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     compileall.compile_dir(Path(pgcdc_assets.__file__).parent, quiet=1)
+    spark_prepare.prepare()
 
 
 def _run(name: str, benchmark: Benchmark, commit: str | None) -> list[Result]:

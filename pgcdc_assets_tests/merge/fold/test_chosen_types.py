@@ -176,11 +176,11 @@ def _shown(
     """Return by column what Spark shows as values, and rescued texts, by row."""
     path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", "t", scd)
     shown = ["id"]
-    for column, chosen in types.items():
-        value = {"VARIANT": f"to_json({column})", "BINARY": f"hex({column})"}.get(
-            chosen.upper(), f"CAST({column} AS STRING)"
+    for name, chosen in types.items():
+        value = {"VARIANT": f"to_json({name})", "BINARY": f"hex({name})"}.get(
+            chosen.upper(), f"CAST({name} AS STRING)"
         )
-        shown += [f"{value} AS {column}", f"try_element_at(_rescued, '{column}') AS {column}_text"]
+        shown += [f"{value} AS {name}", f"try_element_at(_rescued, '{name}') AS {name}_text"]
     rows = pipeline.spark.read.format("delta").load(path).selectExpr(*shown).collect()
     return {name: {row["id"]: (row[name], row[f"{name}_text"]) for row in rows} for name in types}
 
