@@ -17,10 +17,9 @@ from pgcdc_assets.capture.meter import Phase
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.slots import SlotStatus
 from pgcdc_assets.protocol.relation import Relation
-from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.tables.state import open_table, read_scd_state
+from pgcdc_assets.tables.state import ScdState, read_scd_state
 
 if TYPE_CHECKING:
     from pgcdc_assets.capture.window import CaptureReport
@@ -251,7 +250,9 @@ def _text(lsn: Lsn | None) -> str:
 
 def table_metadata(zone: RawZone, report: MergeReport, source: dg.AssetKey) -> dict[str, Any]:
     """Describe a table after a merge: columns with their lineage, and rows."""
-    columns = read_columns(zone.lake, report.path)
+    # The merge keeps the state, so the log is mostly not read again.
+    state = read_scd_state(zone.lake, zone.name, report.path)
+    columns = [] if state is None else _describe_columns(state)
     names = [column.name for column in columns]
     metadata: dict[str, Any] = {
         "dagster/column_schema": dg.TableSchema(columns=columns),
@@ -259,10 +260,8 @@ def table_metadata(zone: RawZone, report: MergeReport, source: dg.AssetKey) -> d
             names, [name for name in names if not name.startswith("_")], source
         ),
     }
-    if report.row_count is None:
-        state = read_scd_state(zone.lake, zone.name, report.path)
-        if state is not None and state.row_count is not None:
-            metadata["dagster/row_count"] = state.row_count
+    if report.row_count is None and state is not None and state.row_count is not None:
+        metadata["dagster/row_count"] = state.row_count
     return metadata
 
 
@@ -286,10 +285,8 @@ def source_column_schema(relation: Relation, comments: Mapping[int, str] | None)
     )
 
 
-def read_columns(lake: Lake, path: str) -> list[dg.TableColumn]:
+def _describe_columns(state: ScdState) -> list[dg.TableColumn]:
     """Describe the columns. The description is the source's comment, else the Postgres type."""
-    table = open_table(lake, path)
-    fields: list[Any] = [] if table is None else table.schema().fields
     return [
         dg.TableColumn(
             name=field.name,
@@ -297,7 +294,7 @@ def read_columns(lake: Lake, path: str) -> list[dg.TableColumn]:
             description=field.metadata.get("comment"),
             constraints=dg.TableColumnConstraints(nullable=field.nullable),
         )
-        for field in fields
+        for field in state.table.schema().fields
     ]
 
 

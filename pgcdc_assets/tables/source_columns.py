@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from pgcdc_assets.protocol.relation import Column
@@ -24,6 +25,9 @@ from pgcdc_assets.tables.properties import COLUMNS
 # The key of a column's metadata.
 SOURCE = "pgcdc.column"
 _DROPPED = " dropped"
+
+# Characters of a schema, as of 250 columns.
+_MOST_CACHED = 50_000
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,14 @@ def read_table_columns(
         prefix: of the relation that the table follows now.
         recorded: the relation version that the table records; None if it is not known.
     """
-    noted = _read_notes(properties)
+    read = _read_columns if len(schema) > _MOST_CACHED else _cached_columns
+    return list(read(schema, properties.get(COLUMNS, "{}"), prefix, recorded))
+
+
+def _read_columns(
+    schema: str, notes: str, prefix: str, recorded: RelationVersion | None
+) -> tuple[TableColumn, ...]:
+    noted = _read_notes(notes)
     by_name = {}
     if recorded is not None:
         by_name = {
@@ -100,7 +111,11 @@ def read_table_columns(
                 is_noted=written is not None and written == source,
             )
         )
-    return found
+    return tuple(found)
+
+
+# A merge of a small table asks four times for its columns, which rarely change.
+_cached_columns = lru_cache(512)(_read_columns)
 
 
 def columns_text(columns: Iterable[tuple[str, str, bool]]) -> str:
@@ -115,10 +130,10 @@ def retained_columns(properties: Mapping[str, str]) -> frozenset[str]:
     return frozenset(name for name, source in noted.items() if source.endswith(_DROPPED))
 
 
-def _read_notes(properties: Mapping[str, str]) -> dict[str, tuple[str, bool]]:
+def _read_notes(notes: str) -> dict[str, tuple[str, bool]]:
     return {
         normalize_name(name): (text.removesuffix(_DROPPED), text.endswith(_DROPPED))
-        for name, text in json.loads(properties.get(COLUMNS, "{}")).items()
+        for name, text in json.loads(notes).items()
     }
 
 

@@ -18,6 +18,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pyspark
 from deltalake import CommitProperties, Schema
@@ -27,6 +28,7 @@ from deltalake.transaction import AddAction
 from pgcdc_assets import failpoints
 from pgcdc_assets.merge.batch.column_types import arrow_schema
 from pgcdc_assets.merge.batch.contents import Contents
+from pgcdc_assets.merge.batch.kept_rows import KEPT_ROWS
 from pgcdc_assets.merge.batch.left_to_spark import CommitConflict, NotInScope
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.merge.write import table_properties
@@ -71,18 +73,12 @@ def read_rows(zone: RawZone, state: ScdState, schema: TableSchema) -> pa.Table:
     tables = []
     size = 0
     for path in state.current_files.column("path").to_pylist():
-        batches = []
-        with files.open_input_file(path) as source:
-            file = pq.ParquetFile(source)
-            groups = (file.metadata.row_group(i) for i in range(file.num_row_groups))
-            if size + sum(group.total_byte_size for group in groups) > MOST_ROW_BYTES:
-                raise _too_large()
-            for batch in file.iter_batches(_BATCH_ROWS, use_threads=False):
-                size += batch.nbytes
-                if size > MOST_ROW_BYTES:
-                    raise _too_large()
-                batches.append(batch)
-            found = pa.Table.from_batches(batches, file.schema_arrow)
+        found = KEPT_ROWS.pop(_address(state.path, path))
+        if found is None:
+            found = _read_file(files, path, MOST_ROW_BYTES - size)
+        size += found.nbytes
+        if size > MOST_ROW_BYTES:
+            raise _too_large()
         columns = [
             found.column(field.name).cast(field.type)
             if field.name in found.column_names
@@ -91,6 +87,30 @@ def read_rows(zone: RawZone, state: ScdState, schema: TableSchema) -> pa.Table:
         ]
         tables.append(pa.table(columns, schema=target))
     return pa.concat_tables(tables) if tables else target.empty_table()
+
+
+def _read_file(files: pafs.FileSystem, path: str, most_bytes: int) -> pa.Table:
+    """Read a data file, unless its rows have more bytes in memory.
+
+    Raises:
+        NotInScope: they have.
+    """
+    batches, size = [], 0
+    with files.open_input_file(path) as source:
+        file = pq.ParquetFile(source)
+        groups = (file.metadata.row_group(i) for i in range(file.num_row_groups))
+        if sum(group.total_byte_size for group in groups) > most_bytes:
+            raise _too_large()
+        for batch in file.iter_batches(_BATCH_ROWS, use_threads=False):
+            size += batch.nbytes
+            if size > most_bytes:
+                raise _too_large()
+            batches.append(batch)
+        return pa.Table.from_batches(batches, file.schema_arrow)
+
+
+def _address(path: str, file: str) -> str:
+    return f"{path}/{file}"
 
 
 def _too_large() -> NotInScope:
@@ -321,6 +341,8 @@ def _write_file(
         with suppress(OSError):
             files.delete_file(name)
         raise
+    if is_current != _FALSE:
+        KEPT_ROWS.keep(_address(path, name), rows)
     values = {} if is_current is None else {IS_CURRENT: is_current}
     return [AddAction(name, size, values, int(time.time() * 1000), True, _statistics(rows))]
 
@@ -345,5 +367,6 @@ def _statistics(rows: pa.Table) -> str:
 
 def _discard(zone: RawZone, path: str, added: Sequence[AddAction]) -> None:
     for file in added:
+        KEPT_ROWS.pop(_address(path, file.path))
         with suppress(OSError):
             filesystem(zone.lake, path).delete_file(file.path)

@@ -23,7 +23,11 @@ from pgcdc_assets.spark.session_settings import session_settings
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets_tests.support.merge.history import Landing, column, insert, relation
 from pgcdc_assets_tests.support.merge.one_table import merge
-from pgcdc_assets_tests.support.merge.small_tables import merge_together, merges_by_spark
+from pgcdc_assets_tests.support.merge.small_tables import (
+    forget_rows,
+    merge_together,
+    merges_by_spark,
+)
 
 pytestmark = pytest.mark.spark
 
@@ -156,6 +160,7 @@ def test_a_file_of_large_texts_is_refused_before_it_is_read(
     landing.land([])
     merge(spark, landing, _ITEMS)
     landing.land([insert("100", "b")])
+    forget_rows()
 
     def fail(*_: Any, **__: Any) -> Any:
         raise AssertionError("rows were read")

@@ -30,7 +30,7 @@ from pgcdc_assets_tests.support.merge.history import (
     column,
     relation,
 )
-from pgcdc_assets_tests.support.merge.small_tables import merge_by_spark
+from pgcdc_assets_tests.support.merge.small_tables import forget_rows, merge_by_spark
 from pgcdc_assets_tests.support.merge.user_settings import OF_USERS
 
 _KEYS = 5
@@ -55,6 +55,9 @@ AS_LARGE = {
     # Spark filters keys only before a shuffle.
     "spark.sql.autoBroadcastJoinThreshold": "-1",
 }
+
+# The share of merges that begin without the rows that the merge before has written.
+_OTHER_PROCESS = 0.3
 
 # The rows of a key within a transaction differ in this column, if it belongs to the identity.
 _PARTS = 3
@@ -333,6 +336,8 @@ def merge_in_pieces(
     windows = len(landing.windows)
     reports = []
     for run in cut(rng, windows, runs) if windows > 1 else [range(1)]:
+        if rng.random() < _OTHER_PROCESS:
+            forget_rows()
         (report,) = merge_tables(spark, landing.zone, [target], landing.windows[run[-1]])
         assert isinstance(report, MergeReport), report.error.__cause__ or report.error
         reports.append(report)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from deltalake import DeltaTable
 
-from pgcdc_assets.merge.batch import scope
+from pgcdc_assets.merge.batch import commit, scope
+from pgcdc_assets.merge.batch.kept_rows import KeptRows
 
 
 def merge_by_spark(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,6 +17,11 @@ def merge_by_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 def merge_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Merge small tables together, without a Spark job each."""
     monkeypatch.delenv(scope.SMALL_TABLES, raising=False)
+
+
+def forget_rows() -> None:
+    """Forget the rows that this process has written, as if another process did the next merge."""
+    commit.KEPT_ROWS = KeptRows()
 
 
 def merges_by_spark(path: str) -> int:
