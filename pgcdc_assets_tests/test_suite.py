@@ -183,6 +183,9 @@ EMBEDDED_TEST, CONNECT_TEST, OTHER_TEST = "a.py::t[embedded]", "a.py::t[connect-
 
 def test_the_tests_on_a_server_are_one_group() -> None:
     assert [group_of(test) for test in (EMBEDDED_TEST, CONNECT_TEST)] == ["a.py", CONNECT]
+    # The kind of session is not always the first parameter.
+    assert group_of("a.py::t[small-connect-pg18]") == CONNECT
+    assert kinds_of({"a.py": ["a.py::t[small-embedded-pg18]"]}) == {EMBEDDED}
 
 
 def test_each_kind_of_session_has_a_process_and_the_others_begin_without_spark() -> None:

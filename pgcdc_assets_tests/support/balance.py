@@ -40,8 +40,8 @@ _SECONDS_OF_ANOTHER = 0.02
 # Processes with an embedded session: as many as cores.
 _EMBEDDED_PROCESSES = 2
 
-_ON_CONNECT = re.compile(rf"\[{CONNECT}[\]-]")
-_ON_EMBEDDED = re.compile(rf"\[{EMBEDDED}[\]-]")
+_ON_CONNECT = re.compile(rf"[\[-]{CONNECT}[\]-]")
+_ON_EMBEDDED = re.compile(rf"[\[-]{EMBEDDED}[\]-]")
 
 
 @pytest.hookimpl(trylast=True)
