@@ -57,7 +57,7 @@ def find_column_changes(columns: Sequence[TableColumn], schema: TableSchema) -> 
     table that shows the past has all of them.
 
     Raises:
-        MergeConflict: a column of the table's owner has the new name of a column.
+        MergeConflict: a column of the table's owner has the name of a new or renamed column.
     """
     found = _match(columns, schema)
     fields = {column.name: schema.fields[index] for index, column in found.items()}
@@ -65,24 +65,28 @@ def find_column_changes(columns: Sequence[TableColumn], schema: TableSchema) -> 
     removed = [c.name for c in columns if c.name not in ours and c.source is not None]
     names = {name: field.name for name, field in fields.items() if name != field.name}
     theirs = {normalize_name(c.name): c.name for c in columns if c.name not in {*ours, *removed}}
-    for name in names.values():
+    missing = tuple(i for i in range(len(schema.fields)) if i not in found)
+    for name in (*names.values(), *(schema.fields[i].name for i in missing)):
         if normalize_name(name) in theirs:
             raise MergeConflict(
                 table=schema.relation.qualified_name,
                 reason=f'a column of the source is now called "{name}", and the Delta table has a '
-                "column of its owner with this name. Rename that column",
+                "column of its owner with this name. Rename that column, or rebuild the table, "
+                "which removes it: pgcdc rebuild",
             )
     types = {
         fields[column.name].name: column.type
         for column in found.values()
         if column.type != fields[column.name].type.ddl.lower()
     }
-    missing = tuple(i for i in range(len(schema.fields)) if i not in found)
     return ColumnChanges(fields, names, types, tuple(removed), missing)
 
 
 def _match(columns: Sequence[TableColumn], schema: TableSchema) -> dict[int, TableColumn]:
-    """Find the column of each field: the same column of the source, otherwise the same name."""
+    """Find the column of each field: the same column of the source, otherwise the same name.
+
+    If a table identifies columns of the source, its other columns are not the source's.
+    """
     by_source = {column.source: column for column in columns if column.source is not None}
     found = {
         index: by_source[field.source]
@@ -92,7 +96,9 @@ def _match(columns: Sequence[TableColumn], schema: TableSchema) -> dict[int, Tab
     matched = {column.name for column in found.values()}
     prefix = schema.source_prefix
     by_name = {
-        normalize_name(c.name): c for c in columns if c.name not in matched and not c.is_dropped
+        normalize_name(c.name): c
+        for c in columns
+        if c.name not in matched and not c.is_dropped and (c.source is not None or not by_source)
     }
     for index, field in enumerate(schema.fields):
         column = by_name.get(normalize_name(field.name))

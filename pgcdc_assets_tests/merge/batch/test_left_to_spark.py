@@ -12,14 +12,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables
+from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables, rebuild_table
 from pgcdc_assets.merge.batch import run, scope
 from pgcdc_assets.merge.batch.casts import Casts
 from pgcdc_assets.merge.batch.left_to_spark import NotInScope, reason_of
 from pgcdc_assets.merge.build_tasks import build_tasks
 from pgcdc_assets.merge.kinds.choose import choose_small_kind
 from pgcdc_assets.policies import StepLimit
-from pgcdc_assets.protocol.relation import Relation
+from pgcdc_assets.protocol.relation import Column, Relation
 from pgcdc_assets.raw.schema_events import STREAM, SchemaChange, SchemaEvent
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
@@ -201,23 +201,37 @@ def test_the_reason_after_an_error_has_its_kind_and_no_value(
     assert report.spark_reason == "the merge without Spark ended with IndexError"
 
 
-def test_a_column_of_the_owner_in_the_way_of_a_renamed_one_stops_its_table_only(
-    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.sampled
+@pytest.mark.parametrize(
+    "columns",
+    [(_COLUMNS[0], column("w", "text")), (*_COLUMNS, column("w", "text"))],
+    ids=["renamed", "added"],
+)
+def test_a_column_of_the_owner_in_the_way_of_one_of_the_source_stops_its_table_only(
+    spark: SparkSession,
+    zone: RawZone,
+    monkeypatch: pytest.MonkeyPatch,
+    columns: tuple[Column, ...],
 ) -> None:
+    """The values of the owner are not those of the source. A rebuild removes them."""
     merge_together(monkeypatch)
-    renamed = relation(_COLUMNS[0], column("w", "text"))
-    landing = Landing(zone, [relation(*_COLUMNS), renamed, _NOTES])
+    landing = Landing(zone, [relation(*_COLUMNS), relation(*columns), _NOTES])
     landing.begin([["1", "a"]])
     landing.land([replace(insert("5", "e"), relation_id=_NOTES.relation_id)])
     paths = {each.table: each.path for each in _merge_both(spark, landing)}
     spark.sql(f"ALTER TABLE {delta_table(paths['items'])} ADD COLUMNS (w STRING)")
     added = replace(insert("6", "f"), relation_id=_NOTES.relation_id)
-    landing.land([update("1", "b", version=2), added])
+    landing.land([update("1", *"bc"[: len(columns) - 1], version=2), added])
     found = list(merge_tables(spark, zone, _BOTH, landing.windows[-1]))
     assert {each.table: type(each) for each in found} == {
         "items": MergeFailure,
         "notes": MergeReport,
     }
+    rebuild_table(spark, zone, _ITEMS, 1)
+    landing.land([update("1", *"de"[: len(columns) - 1], version=2)])
+    path = merge(spark, landing, _ITEMS).path
+    (row,) = spark.read.format("delta").load(path).select(*(c.name for c in columns)).collect()
+    assert tuple(row) == (1, *"de"[: len(columns) - 1])
 
 
 @pytest.mark.sampled
