@@ -33,8 +33,9 @@ from pgcdc_assets.tables.source_columns import SOURCE
 
 SOURCE_VIEW = "pgcdc_source"
 
-# SQL that a source row `s` comes later in the stream than the table's row `t`.
-NEWER = "(s.lsn > t._lsn OR (s.lsn = t._lsn AND s.ordinal > t._ordinal))"
+# SQL that a source row `s` comes later in the stream than the table's row `t`. A row that another
+# program has added has no position, and each change is later.
+NEWER = "(t._lsn IS NULL OR s.lsn > t._lsn OR (s.lsn = t._lsn AND s.ordinal > t._ordinal))"
 
 _NEEDS_MAPPING = frozenset(" ,;{}()\n\t=")
 # Delta keeps statistics of so many columns, from the left. The system columns are the last ones.

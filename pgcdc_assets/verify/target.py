@@ -57,7 +57,8 @@ class TargetDigests:
         names = {column.name for column in columns}
         is_there = ""
         if DELETED in frame.columns and DELETED not in names:
-            is_there = f" WHERE NOT {DELETED}"
+            # A row that another program has added may have no mark.
+            is_there = f" WHERE NOT coalesce({DELETED}, false)"
         is_old = "false" if kept_end is None else f"{LSN} < {int(kept_end)}"
         view = f"{_VIEW}{number}"
         frame.createOrReplaceTempView(view)

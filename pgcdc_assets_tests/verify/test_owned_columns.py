@@ -62,3 +62,17 @@ def test_a_column_that_only_the_table_has_is_a_difference_if_the_source_had_it(
     assert verify(pipeline).columns == ("gone",)
     pipeline.database.execute("alter table t rename to renamed; update renamed set v = 'b'")
     assert verify(pipeline).is_equal
+
+
+@pytest.mark.sampled
+def test_a_row_that_the_owner_has_added_beside_soft_deletes_is_a_difference(
+    pipeline: Pipeline,
+) -> None:
+    """The system columns of such a row are NULL."""
+    pipeline.start("create table t (id int primary key, v text)", "insert into t values (1, 'a')")
+    pipeline.capture()
+    pipeline.merge(None, CdcTable("public", "t", soft_deletes=True))
+    assert verify(pipeline).is_equal
+    row = pipeline.spark.sql("SELECT 9 AS id, 'z' AS v")
+    row.write.format("delta").mode("append").save(pipeline.path())
+    assert verify(pipeline).extra == 1

@@ -79,5 +79,6 @@ def _is_later(lsn: Numbers, ordinal: Numbers, than_lsn: Numbers, than_ordinal: N
 
 
 def _numbers(rows: pa.Table, name: str) -> Numbers:
-    found: Numbers = rows.column(name).to_numpy()
+    # A row that another program has added has no position: each change is later.
+    found: Numbers = rows.column(name).fill_null(-1).to_numpy()
     return found

@@ -114,8 +114,8 @@ def merge_sql(path: str, fold: Fold, key_range: KeyRange | None = None) -> str:
     """Write the MERGE statement. For a table with columns `id` (the key) and `n` it is
 
         MERGE INTO delta.`/lake/shop/scd1/public/t` t USING pgcdc_source s ON t.`id` = s.key_0
-        WHEN MATCHED AND (s.lsn > t._lsn OR ...) AND NOT s.is_content THEN DELETE
-        WHEN MATCHED AND (s.lsn > t._lsn OR ...) THEN UPDATE SET
+        WHEN MATCHED AND (t._lsn IS NULL OR s.lsn > t._lsn OR ...) AND NOT s.is_content THEN DELETE
+        WHEN MATCHED AND (t._lsn IS NULL OR s.lsn > t._lsn OR ...) THEN UPDATE SET
             t.`id` = s.value_0, t.`n` = s.value_1, t._lsn = s.lsn, ...
         WHEN NOT MATCHED AND s.is_content THEN INSERT (`id`, `n`, _lsn, ...)
             VALUES (s.value_0, s.value_1, s.lsn, ...)
