@@ -57,13 +57,15 @@ _BATCH_ROWS = 1024
 # Spark reads dates before 1582 by the calendar of the version that wrote the file: without one, by
 # its setting `spark.sql.parquet.datetimeRebaseModeInRead`, which refuses or shifts them.
 _FILE_METADATA = {"org.apache.spark.version": pyspark.__version__}
+# The marks of a file with days of the calendar before 1582, as Spark 2 wrote them.
+_LEGACY = frozenset({b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96"})
 
 
 def read_rows(zone: RawZone, state: ScdState, schema: TableSchema) -> pa.Table:
     """Read a table's rows, of a history the current versions, with the columns of a schema.
 
     Raises:
-        NotInScope: the rows exceed `MOST_ROW_BYTES`.
+        NotInScope: the rows exceed `MOST_ROW_BYTES`, or only Spark reads their dates.
         OSError, pa.ArrowException: a file cannot be read.
     """
     target = arrow_schema(schema)
@@ -93,11 +95,14 @@ def _read_file(files: pafs.FileSystem, path: str, most_bytes: int) -> pa.Table:
     """Read a data file, unless its rows have more bytes in memory.
 
     Raises:
-        NotInScope: they have.
+        NotInScope: they have, or only Spark reads its dates.
     """
     batches, size = [], 0
     with files.open_input_file(path) as source:
-        file = pq.ParquetFile(source)
+        # Another session of Spark may write timestamps as INT96, in nanoseconds by default.
+        file = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
+        if not _LEGACY.isdisjoint(file.metadata.metadata or ()):
+            raise NotInScope("its dates are written by the old calendar")
         groups = (file.metadata.row_group(i) for i in range(file.num_row_groups))
         if sum(group.total_byte_size for group in groups) > most_bytes:
             raise _too_large()

@@ -21,7 +21,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.session_settings import session_settings
 from pgcdc_assets.spark.sql import delta_table
-from pgcdc_assets_tests.support.merge.history import Landing, column, insert, relation
+from pgcdc_assets_tests.support.merge.history import Landing, column, insert, relation, update
 from pgcdc_assets_tests.support.merge.one_table import merge
 from pgcdc_assets_tests.support.merge.small_tables import (
     forget_rows,
@@ -82,6 +82,39 @@ def test_old_dates_are_read_alike_by_all_settings(
     with session_settings(spark, {_REBASE: mode}):
         (row,) = spark.sql(f"SELECT CAST(d AS STRING) AS d FROM {delta_table(path)}").collect()
     assert row["d"] == "1000-01-01"
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize(
+    ("kind", "text", "setting", "reason"),
+    [
+        ("timestamptz", "9999-12-31 00:00:00+00", ("outputTimestampType", "INT96"), ""),
+        ("date", "1000-01-01", ("datetimeRebaseModeInWrite", "LEGACY"), "by the old calendar"),
+    ],
+    ids=["INT96", "LEGACY"],
+)
+def test_values_in_the_form_of_another_session_stay(
+    spark: SparkSession,
+    zone: RawZone,
+    kind: str,
+    text: str,
+    setting: tuple[str, str],
+    reason: str,
+) -> None:
+    """The owner rewrites a table in a session with other settings: INT96 is Spark's default."""
+    landing = Landing(zone, [relation(column("id"), column("at", kind), column("v", "text"))])
+    landing.begin([["1", text, "a"], ["2", text, "b"]])
+    landing.land([])
+    path = merge(spark, landing, _ITEMS).path
+    values = f"SELECT id, CAST(at AS STRING) AS at FROM {delta_table(path)} ORDER BY id"
+    before = spark.sql(values).collect()
+    with session_settings(spark, {f"spark.sql.parquet.{setting[0]}": setting[1]}):
+        rows = spark.read.format("delta").load(path)
+        rows.write.format("delta").mode("overwrite").save(path)
+    landing.land([update("2", text, "c")])
+    report = merge(spark, landing, _ITEMS)
+    assert spark.sql(values).collect() == before
+    assert report.spark_reason.endswith(reason) and bool(report.spark_reason) == bool(reason)
 
 
 def test_a_first_commit_whose_answer_is_lost_keeps_its_files(
