@@ -34,6 +34,7 @@ from pgcdc_assets.merge.replaced_table import (
     ReplacedTable,
     create_again,
     describe_replaced,
+    find_next_step,
     open_again,
     replace_files,
     unwritable_error,
@@ -50,8 +51,7 @@ from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table, string
 from pgcdc_assets.tables.columns import DELETED, OP, VALID_FROM
 from pgcdc_assets.tables.deleted_rows import deleted_rows
-from pgcdc_assets.tables.fence import Step, fence_app_id, read_fence
-from pgcdc_assets.tables.merge_notes import NOTES, PAST_NOTES
+from pgcdc_assets.tables.merge_notes import NOTES
 from pgcdc_assets.tables.properties import BEGINS_WITH, KEY_SINCE, MAPPING, MAX_COLUMN_ID, OURS
 from pgcdc_assets.tables.schema_gate import read_gate
 from pgcdc_assets.tables.state import check_written, table_path
@@ -312,8 +312,7 @@ def _commit_by_spark(
     from pgcdc_assets.merge.schema_evolution import overwrite_by_spark
 
     live = open_again(zone, replaced.path)
-    number = read_fence(zone.lake, live, replaced.path, zone.name) + PAST_NOTES
-    step = Step(fence_app_id(zone.name), number, window.end_position)
+    step = find_next_step(zone, live, replaced.path, window.end_position)
     columns = staged.metadata().partition_columns
     overwrite_by_spark(spark, staged_path, replaced.path, replaced.owned, columns, step)
     check_written(zone, replaced.path, step)

@@ -27,7 +27,7 @@ from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table, string
 from pgcdc_assets.tables.checkpoints import WITHOUT_UPKEEP
 from pgcdc_assets.tables.fence import Step, fence_app_id, fence_transactions, read_fence
-from pgcdc_assets.tables.merge_notes import NOTES, PAST_NOTES
+from pgcdc_assets.tables.merge_notes import NOTES, PAST_NOTES, last_fence_of_notes
 from pgcdc_assets.tables.owned_columns import (
     NOTHING_OWNED,
     OwnedColumns,
@@ -151,9 +151,7 @@ def replace_files(
         # in their order, such as Spark, would lose its rows. Only an earlier attempt adds them.
         if not own.isdisjoint(pa.table(live.get_add_actions()).column("path").to_pylist()):
             return
-        # The notes are removed later, and a note that holds would change the new rows.
-        number = read_fence(zone.lake, live, path, zone.name) + PAST_NOTES
-        step = Step(fence_app_id(zone.name), number, position)
+        step = find_next_step(zone, live, path, position)
         try:
             live.create_write_transaction(
                 list(added),
@@ -188,6 +186,19 @@ def replace_files(
         reason=f"Merges of {path} committed before every attempt of its rebuild, and the table is "
         "as they left it. Stop the merges, and run it again."
     )
+
+
+def find_next_step(zone: RawZone, live: DeltaTable, path: str, position: Position) -> Step:
+    """Return the step of the commit that replaces the contents of a table.
+
+    The notes are removed later, and a note that holds would change the new rows. If the fence has
+    expired and the log has lost the newest write, no merge can begin, and Delta accepts any number.
+    """
+    try:
+        fence = read_fence(zone.lake, live, path, zone.name)
+    except TableDamaged:
+        fence = last_fence_of_notes(live)
+    return Step(fence_app_id(zone.name), fence + PAST_NOTES, position)
 
 
 def create_again(

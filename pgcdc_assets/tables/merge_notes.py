@@ -81,6 +81,13 @@ def _find_note(
     return noted if noted.get("table") == table.metadata().id else None
 
 
+def last_fence_of_notes(table: DeltaTable) -> int:
+    """Return the last fence at which a note of a table may hold; 0 without a note."""
+    properties = table.metadata().configuration
+    notes = [json.loads(properties[name]) for name in NOTES if name in properties]
+    return max((noted.get("through", noted["fence"]) for noted in notes), default=0)
+
+
 def followed_relation(state: ScdState) -> FollowedRelation | None:
     """Return what the rows of a table follow.
 

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import TableDamaged
 from pgcdc_assets.lsn import Position
+from pgcdc_assets.merge import rebuild_table
 from pgcdc_assets.raw.delta_log import FOLDER, commit_path
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
@@ -194,9 +195,11 @@ def test_a_watermark_that_moved_without_changes_is_read_from_the_log(
 
 
 @pytest.mark.sampled
-def test_a_lost_watermark_is_an_error(spark: SparkSession, zone: RawZone) -> None:
+def test_a_lost_watermark_is_an_error_and_a_rebuild_corrects_it(
+    spark: SparkSession, zone: RawZone
+) -> None:
     """A merge that begins again would write rows twice."""
-    _, path = _merged(spark, zone)
+    landing, path = _merged(spark, zone)
     _make_older(path, 8)
     _limit(spark, path)
     _write_checkpoint(spark, path)
@@ -205,3 +208,5 @@ def test_a_lost_watermark_is_an_error(spark: SparkSession, zone: RawZone) -> Non
         (path / commit_path(version)).unlink(missing_ok=True)
     with pytest.raises(TableDamaged, match="has lost the commit with the newest watermark"):
         _state(zone, path)
+    assert rebuild_table(spark, zone, _ITEMS, 1).row_count == 3
+    _check_merge(spark, landing, path)
