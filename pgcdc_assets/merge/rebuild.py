@@ -6,8 +6,8 @@ watermark: readers see either the old or the new contents. If the process is kil
 commit, the live table is unchanged, and VACUUM or the next maintenance removes the orphans.
 
 The commit (`replaced_table.py`) carries the next fence, so a merge that began earlier writes
-nothing. If delta-rs cannot write a feature of the table, Spark overwrites the table from the
-staging folder.
+nothing. If delta-rs cannot write a feature of the table, or the table has constraints, Spark
+overwrites the table from the staging folder.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from pgcdc_assets.merge.replaced_table import (
     ReplacedTable,
     create_again,
     describe_replaced,
+    explain_overwrite,
     find_next_step,
     open_again,
     replace_files,
@@ -308,13 +309,16 @@ def _commit_by_spark(
     replaced: ReplacedTable,
     window: LsnWindow,
 ) -> None:
-    """Overwrite a table that delta-rs cannot write with the staged rows."""
+    """Overwrite a table with the staged rows by Spark, which checks the owner's constraints."""
     from pgcdc_assets.merge.schema_evolution import overwrite_by_spark
 
     live = open_again(zone, replaced.path)
     step = find_next_step(zone, live, replaced.path, window.end_position)
     columns = staged.metadata().partition_columns
-    overwrite_by_spark(spark, staged_path, replaced.path, replaced.owned, columns, step)
+    try:
+        overwrite_by_spark(spark, staged_path, replaced.path, replaced.owned, columns, step)
+    except Exception as error:
+        raise explain_overwrite(replaced.path, error) from error
     check_written(zone, replaced.path, step)
 
 

@@ -16,7 +16,13 @@ from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
-from pgcdc_assets.errors import ConfigurationError, PgcdcError, TableDamaged, TransientError
+from pgcdc_assets.errors import (
+    ConfigurationError,
+    DefiniteError,
+    PgcdcError,
+    TableDamaged,
+    TransientError,
+)
 from pgcdc_assets.lsn import Position
 from pgcdc_assets.raw.log_table import open_delta_table
 from pgcdc_assets.raw.refused_commits import is_unsupported
@@ -51,6 +57,11 @@ _ATTEMPTS = 5
 _FOR_SPARK = frozenset(
     {"clustering", "domainMetadata", "inCommitTimestamp", "rowTracking", "typeWidening"}
 )
+# The prefix of the properties with the CHECK constraints of an owner. A commit of files by delta-rs
+# does not check their rows.
+_CONSTRAINT = "delta.constraints."
+# Conditions that appear only within the text of an error of a Spark task.
+_REFUSED = ("DELTA_VIOLATE_CONSTRAINT_WITH_VALUES", "DELTA_NOT_NULL_CONSTRAINT_VIOLATED")
 # Prefixes of properties that Delta itself assigns to a new table.
 _ASSIGNED = (MAX_COLUMN_ID, "delta.rowTracking.materialized")
 
@@ -61,7 +72,7 @@ class ReplacedTable:
 
     Attributes:
         owned: the owner's columns and comments.
-        is_for_spark: the table has features that delta-rs cannot write.
+        is_for_spark: the table has features that delta-rs cannot write, or CHECK constraints.
         is_readable: the log can be read. Otherwise nothing else is known.
     """
 
@@ -105,6 +116,7 @@ def describe_replaced(zone: RawZone, target: CdcTable, path: str) -> ReplacedTab
         owned = find_owned(table.schema().to_json(), properties, versions)
     features = table.protocol().writer_features or ()
     is_for_spark = not _FOR_SPARK.isdisjoint(features)
+    is_for_spark |= any(name.startswith(_CONSTRAINT) for name in properties)
     return ReplacedTable(path, watermark, properties, columns, owned, is_for_spark)
 
 
@@ -268,6 +280,28 @@ def _not_created(path: str, condition: str) -> TransientError:
     return TransientError(
         reason=f"The damaged log of {path} was not replaced ({condition}). Run the rebuild again. "
         "If the log is gone, the next merge builds the table from the raw zone."
+    )
+
+
+def explain_overwrite(path: str, error: Exception) -> PgcdcError:
+    """Return the error of a rebuild whose rows Spark could not write to the table.
+
+    The text of a Spark error may quote values of rows.
+    """
+    from pgcdc_assets.spark.errors import condition_of, is_definite, text_of
+
+    text = text_of(error) or ""
+    refused = next((known for known in _REFUSED if known in text), None)
+    if refused is None and not is_definite(error):
+        return explain_store_error(path, error) or TransientError(
+            reason=f"The rebuild of the Delta table {path} was not finished: Spark reported "
+            f"{condition_of(error)}. Run it again."
+        )
+    return DefiniteError(
+        reason=f"The Delta table {path} cannot be rebuilt: Spark reported "
+        f"{refused or condition_of(error)}, which a repetition would raise again. If its owner has "
+        "altered the table, such as by a constraint that rows of the source violate, undo the "
+        "alteration."
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.errors import MergeConflict
+from pgcdc_assets.errors import DefiniteError, MergeConflict
 from pgcdc_assets.merge import MergeFailure, merge_tables, rebuild_table
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
@@ -112,6 +112,22 @@ def test_a_violated_constraint_of_the_owner_is_a_definite_error(
     assert "DELTA_VIOLATE_CONSTRAINT" in str(failure.error)
     assert "too long" not in str(failure.error)
     assert DeltaTable(path).version() == version
+
+
+@pytest.mark.sampled
+def test_a_rebuild_writes_no_row_that_a_constraint_of_the_owner_refuses(
+    spark: SparkSession, zone: RawZone
+) -> None:
+    landing = _copied_again(zone)
+    path = merge(spark, landing, _ITEMS).path
+    spark.sql(f"ALTER TABLE {delta_table(path)} ADD CONSTRAINT short CHECK (length(v) < 10)")
+    landing.land([insert("4", "much too long", "z")])
+    with pytest.raises(DefiniteError, match="DELTA_VIOLATE_CONSTRAINT") as raised:
+        rebuild_table(spark, zone, _ITEMS, 1)
+    assert "too long" not in str(raised.value)
+    assert spark.read.format("delta").load(path).count() == 2
+    spark.sql(f"ALTER TABLE {delta_table(path)} DROP CONSTRAINT short")
+    assert rebuild_table(spark, zone, _ITEMS, 1).row_count == 3
 
 
 @pytest.mark.soak
