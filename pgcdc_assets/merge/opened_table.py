@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pgcdc_assets.errors import ConfigurationError, MergeConflict
+from pgcdc_assets.errors import ConfigurationError, MergeConflict, TableDamaged
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.snapshots import Snapshot
@@ -120,9 +120,14 @@ def check_log_is_there(
 
     Raises:
         MergeConflict: the log of a table is gone, and retention removed what it began with.
+        TableDamaged: a table has contents that cannot be made again from a snapshot, and its log
+            has no merge.
         TableDamaged, TransientError: the data files cannot be read.
     """
-    if table.state is not None or not holds_data_files(lake, table.path):
+    if table.state is not None:
+        _check_has_merge(table, table.state)
+        return False
+    if not holds_data_files(lake, table.path):
         return False
     first, begin = [
         next((snapshot for snapshot in of if snapshot.name == table.target.name), None)
@@ -140,6 +145,17 @@ def check_log_is_there(
             "begin again with a later snapshot.",
         )
     return True
+
+
+def _check_has_merge(table: OpenedTable, state: ScdState) -> None:
+    """Check that the rows of a table are not merged again into a table that keeps the past."""
+    is_unknown = state.watermark is None and KEY in state.properties and not state.is_empty
+    if is_unknown and table.target.keeps_history(table.scd):
+        raise TableDamaged(
+            path=state.path,
+            reason="its log does not say which changes its rows contain. A CLONE has rows and "
+            "properties of a table, but not its application transactions",
+        )
 
 
 def lowest_start(

@@ -227,3 +227,25 @@ def test_soft_deletes_without_a_log_are_not_rebuilt_after_retention(
     (failure,) = merge_tables(spark, landing.zone, [target], landing.windows[-1])
     assert isinstance(failure, MergeFailure)
     assert "no Delta log" in str(failure.error)
+
+
+@pytest.mark.sampled
+def test_a_history_that_is_a_clone_is_not_merged_again(
+    spark: SparkSession, landing: Landing
+) -> None:
+    """A clone has no application transactions: all versions would begin and end once more."""
+    zone, target = landing.zone, CdcTable("shop", "items", (2,))
+    path = Path(merge(spark, landing, target).path)
+    away = path.rename(path.with_name("away"))
+    spark.sql(f"CREATE TABLE {delta_table(str(path))} SHALLOW CLONE {delta_table(str(away))}")
+    landing.land([update("1", "B")])
+    (failure,) = merge_tables(spark, zone, [target], landing.windows[-1])
+    assert isinstance(failure, MergeFailure)
+    assert isinstance(failure.error, TableDamaged), failure.error
+    rebuild_table(spark, zone, target, 2)
+    landing.land([insert("4", "d")])
+    merge(spark, landing, target)
+    rows = spark.read.format("delta").load(str(path)).select("id", "v", "_is_current").collect()
+    ended = [(1, "A", False), (1, "a", False)]
+    current = [(1, "B", True), (2, "b", True), (3, "c", True), (4, "d", True)]
+    assert sorted(map(tuple, rows)) == sorted([*ended, *current])
