@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -10,6 +13,9 @@ from pgcdc_assets.raw.delta_log import FOLDER, LAST_CHECKPOINT, hinted_checkpoin
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.log_tail import transactions_at
+
+# A part of a checkpoint, with the number of all parts.
+_PART = re.compile(r"\d{20}\.checkpoint\.\d{10}\.(\d{10})\.parquet")
 
 
 class LogTable(DeltaTable):
@@ -55,7 +61,8 @@ def _remove_wrong_hint(lake: Lake, uri: str) -> bool:
     """Remove `_last_checkpoint` if the log lacks that checkpoint, and can be read without it.
 
     Delta reads the file as a hint, which may be wrong: the files of a backup are copied one after
-    another. delta-rs opens no table whose hint is ahead of its checkpoints.
+    another, and a failure of the power leaves an empty checkpoint. delta-rs opens no table whose
+    hint is ahead of its checkpoints.
 
     Returns:
         Whether the file was removed.
@@ -65,11 +72,23 @@ def _remove_wrong_hint(lake: Lake, uri: str) -> bool:
         version = hinted_checkpoint(files)
         if version is None:
             return False
-        names = [info.base_name for info in files.get_file_info(pafs.FileSelector(FOLDER))]
+        found = files.get_file_info(pafs.FileSelector(FOLDER))
+        names = [info.base_name for info in found if info.size]
         begins = any(".checkpoint." in name or name == f"{0:020d}.json" for name in names)
-        if not begins or any(name.startswith(f"{version:020d}.checkpoint") for name in names):
+        if not begins or _has_checkpoint(names, version):
             return False
         files.delete_file(LAST_CHECKPOINT)
     except (OSError, ValueError):
         return False
     return True
+
+
+def _has_checkpoint(names: Iterable[str], version: int) -> bool:
+    """Return whether a log has a checkpoint of a version, in one file or with all its parts.
+
+    Args:
+        names: of the files of the log that are not empty.
+    """
+    own = [name for name in names if name.startswith(f"{version:020d}.checkpoint.")]
+    parts = [int(found[1]) for name in own if (found := _PART.fullmatch(name))]
+    return len(own) > len(parts) or any(parts.count(number) == number for number in parts)

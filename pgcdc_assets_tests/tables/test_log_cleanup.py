@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.raw.delta_log import FOLDER, LAST_CHECKPOINT, SET_ASIDE
@@ -24,7 +25,7 @@ from pgcdc_assets.tables.properties import (
     OWN_FILE_RETENTION,
     OWN_LOG_RETENTION,
 )
-from pgcdc_assets.tables.state import advance_watermark, table_path
+from pgcdc_assets.tables.state import advance_watermark, open_table, table_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -105,6 +106,21 @@ def test_an_unusable_checkpoint_does_not_cost_the_log(
     maintain_table(no_spark, lake, path, 1)
     assert DeltaTable(path).to_pyarrow_table().num_rows == 1
     assert not Path(path, FOLDER, f"{0:020d}.json").exists(), "the old entries are removed"
+
+
+@pytest.mark.parametrize("how", ["1", "2", "empty"])
+def test_a_table_whose_hint_names_an_unusable_checkpoint_is_read(lake: Lake, how: str) -> None:
+    """The power failed after the checkpoint, or a backup lacks a part. Spark ignores the hint."""
+    path = lake.path("t")
+    settled_table(path, 10)
+    DeltaTable(path).create_checkpoint()
+    spoil_checkpoint(path, 10, how)
+    with pytest.raises(DeltaError):
+        DeltaTable(path)
+    table = open_table(lake, path)
+    assert table is not None
+    assert table.version() == 10
+    assert table.to_pyarrow_table().num_rows == 1
 
 
 @pytest.mark.parametrize("value", ["false", "FALSE", "true"])
