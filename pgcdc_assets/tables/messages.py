@@ -144,8 +144,7 @@ class MessageTable:
             RawExpired: retention has removed windows above the watermark.
             TransientError: the lake cannot be written, or other processes were always faster.
         """
-        captured = self.zone.changes.captured_through(through.epoch)
-        if captured is None or captured < through.lsn:
+        if self._landed_through(through.epoch) < through:
             raise RawZoneError(
                 raw_zone=self.zone.uri,
                 reason=f"the windows through {through.lsn} are not landed yet. Capture them first, "
@@ -181,6 +180,18 @@ class MessageTable:
             reason=f"Other processes wrote to {self.table.uri} at the same time, {_ATTEMPTS} "
             "times. Nothing of this attempt was committed; run it again."
         )
+
+    def append_merged(self, merged: Position) -> AppendReport:
+        """Append the messages of windows that retention may remove, and move the watermark there.
+
+        Args:
+            merged: the lowest watermark of the SCD tables. After a new snapshot, it may be above
+                the landed windows.
+
+        Raises:
+            RawExpired, TransientError: as for `append`.
+        """
+        return self.append(min(merged, self._landed_through(merged.epoch)), commits_empty=True)
 
     def maintain(self, minimum_files: int = MINIMUM_FILES) -> None:
         """Compact small files, and delete files and log entries that no recent version needs.
@@ -219,6 +230,11 @@ class MessageTable:
             if version is not None:
                 return Position(epoch.epoch, Lsn(version))
         return None
+
+    def _landed_through(self, number: int) -> Position:
+        """Return the end of the landed windows of an epoch: at first the start of the epoch."""
+        epochs = (each for each in self.zone.epochs.all() if each.epoch == number)
+        return Position(number, next((self.zone.captured_on(each)[0] for each in epochs), Lsn(0)))
 
     def _check_retained(self, mark: Position | None) -> None:
         """Raise RawExpired if windows above the watermark are missing."""

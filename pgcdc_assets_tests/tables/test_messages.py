@@ -223,6 +223,22 @@ def test_an_empty_append_moves_the_watermark_for_retention(zone: RawZone) -> Non
     assert contents_of(zone) == [b"1", b"2"]
 
 
+def test_a_table_that_is_merged_above_the_landed_windows_does_not_stop_retention(
+    zone: RawZone,
+) -> None:
+    """A new snapshot may be above the landed windows, and a new epoch has no window at first."""
+    table = MessageTable(zone)
+    end = land(zone, 99, b"1")
+    assert table.append_merged(Position(1, Lsn(end.lsn + 1000))).watermark == end
+    remove_windows(zone, 1, end.lsn, COMMIT_TS.replace(year=2027))
+    land(zone, 199, b"2")
+    zone.epochs.append(replace(EPOCH, epoch=2))
+    assert table.append_merged(Position(2, Lsn(1000))).row_count == 1
+    remove_windows(zone, 1, None, COMMIT_TS.replace(year=2027))
+    table.append(land(zone, 99, b"3", epoch=2))
+    assert contents_of(zone) == [b"1", b"2", b"3"]
+
+
 def test_maintenance_compacts_small_files_and_keeps_rows_and_watermark(zone: RawZone) -> None:
     table = MessageTable(zone)
     for number in range(5):

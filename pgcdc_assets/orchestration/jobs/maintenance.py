@@ -80,7 +80,7 @@ def build_maintenance_job(
                 return
             if capture.has_message_table:
                 # The watermark moves with messages. Windows without messages are removed too.
-                MessageTable(zone).append(lowest, commits_empty=True)
+                MessageTable(zone).append_merged(lowest)
             older_than = dt.datetime.now(dt.UTC) - dt.timedelta(days=policy.raw_days)
             for report in apply_retention(zone, lowest, older_than):
                 pruned = _prune(context.instance, capture, report)
