@@ -53,9 +53,20 @@ if TYPE_CHECKING:
 
 _ATTEMPTS = 5
 
-# Table features that an owner may turn on, and that delta-rs does not write.
-_FOR_SPARK = frozenset(
-    {"clustering", "domainMetadata", "inCommitTimestamp", "rowTracking", "typeWidening"}
+# Table features that delta-rs writes. Spark writes all that an owner may turn on.
+_BY_DELTA_RS = frozenset(
+    {
+        "appendOnly",
+        "changeDataFeed",
+        "checkConstraints",
+        "columnMapping",
+        "deletionVectors",
+        "generatedColumns",
+        "invariants",
+        "timestampNtz",
+        "v2Checkpoint",
+        "variantType",
+    }
 )
 # The prefix of the properties with the CHECK constraints of an owner. A commit of files by delta-rs
 # does not check their rows.
@@ -72,7 +83,7 @@ class ReplacedTable:
 
     Attributes:
         owned: the owner's columns and comments.
-        is_for_spark: the table has features that delta-rs cannot write, or CHECK constraints.
+        is_for_spark: the table has features that delta-rs may not write, or CHECK constraints.
         is_readable: the log can be read. Otherwise nothing else is known.
     """
 
@@ -115,7 +126,7 @@ def describe_replaced(zone: RawZone, target: CdcTable, path: str) -> ReplacedTab
         versions = versions_of_table(zone, target.schema, target.table)
         owned = find_owned(table.schema().to_json(), properties, versions)
     features = table.protocol().writer_features or ()
-    is_for_spark = not _FOR_SPARK.isdisjoint(features)
+    is_for_spark = not _BY_DELTA_RS.issuperset(features)
     is_for_spark |= any(name.startswith(_CONSTRAINT) for name in properties)
     return ReplacedTable(path, watermark, properties, columns, owned, is_for_spark)
 
