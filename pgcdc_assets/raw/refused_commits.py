@@ -43,8 +43,8 @@ def has_mark(files: pafs.FileSystem, after: int, mark: dict[str, Any]) -> bool:
     raise AssertionError("a log has an end")
 
 
-def is_unsupported(error: CommitFailedError) -> bool:
-    """Return whether delta-rs cannot write the table, such as a table with clustering."""
+def is_unsupported(error: Exception) -> bool:
+    """Return whether delta-rs cannot write the table, such as one with clustering, or read it."""
     return "Unsupported table features" in str(error)
 
 

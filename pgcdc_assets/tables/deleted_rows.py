@@ -27,8 +27,8 @@ from pgcdc_assets.tables.row_counts import written_rows
 SMALL_TABLE_ROWS = 1_000_000
 
 _FEATURE = "deletionVectors"
-# delta-rs does not read the vectors of a table with these features.
-_UNREAD = frozenset({"typeWidening", "typeWidening-preview"})
+# delta-rs may not read the vectors of a table with other features, such as type widening.
+_READ = frozenset({_FEATURE, "columnMapping", "timestampNtz", "v2Checkpoint", "variantType"})
 # A checkpoint of a table with this feature may have its adds in other files.
 _SIDECARS = "v2Checkpoint"
 # A single file, a part, or a file with an id.
@@ -54,7 +54,7 @@ def deleted_rows(lake: Lake, path: str, table: DeltaTable, files: pa.Table) -> d
     if _FEATURE not in features:
         return {}
     written = written_rows(files)
-    if written is None or written > SMALL_TABLE_ROWS or features & _UNREAD:
+    if written is None or written > SMALL_TABLE_ROWS or not features <= _READ:
         found = _read_log(filesystem(lake, path), table, files)
         if found is not None:
             return found

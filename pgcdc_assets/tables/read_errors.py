@@ -12,6 +12,7 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.errors import ConfigurationError, TableDamaged, TransientError
+from pgcdc_assets.raw.refused_commits import is_unsupported
 from pgcdc_assets.raw.store_errors import explain_store_error
 
 # A table is not damaged by them. A rebuild would replace its log.
@@ -38,7 +39,8 @@ def explain_read_errors(path: str) -> Iterator[None]:
 
     Raises:
         TableDamaged: a file is missing, truncated or malformed.
-        ConfigurationError: the object store or the operating system refused access.
+        ConfigurationError: the object store or the operating system refused access, or delta-rs
+            cannot read a feature of the table.
         TransientError: the object store did not answer, or the operating system lacks something.
     """
     try:
@@ -56,6 +58,14 @@ def explain_read_errors(path: str) -> Iterator[None]:
             raise ConfigurationError(
                 reason=f"The Delta table {path} cannot be read: {os.strerror(number)}. Give this "
                 "user access to all its files and folders, and run it again"
+            ) from error
+        if is_unsupported(error):
+            features = re.search(r"\[[\w, ]+\]", str(error))
+            raise ConfigurationError(
+                reason=f"The Delta table {path} has features that merges cannot read: "
+                f"{features[0] if features else type(error).__name__}. Remove them in Spark (ALTER "
+                "TABLE ... DROP FEATURE), or move the table to another folder; the next merge "
+                "creates it again"
             ) from error
         # The text of the library's error may quote statistics, which are values of rows.
         missing = isinstance(error, FileNotFoundError) or "not found" in str(error).lower()
