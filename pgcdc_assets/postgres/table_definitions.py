@@ -39,6 +39,16 @@ _SCHEMA_ROWS = """
                 from pg_publication_namespace n join publication p on p.oid = n.pnpubid
 """
 
+# The types of a type's elements, base, attributes and bounds, for a row `t` of pg_type.
+_INNER_TYPES = """(
+           select t.typelem
+           union select t.typbasetype
+           union select a.atttypid from pg_attribute a
+                  where a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped
+           union select r.rngsubtype from pg_range r where t.oid in (r.rngtypid, r.rngmultitypid)
+           ) as inner_type(oid)
+     where inner_type.oid >= 16384"""
+
 # Each change of a row of the catalog gives the row another `xmin`, except for the statistics that
 # VACUUM and ANALYZE write in place.
 _DIGEST = """
@@ -123,9 +133,10 @@ select p.root::bigint, p.oid::bigint, n.nspname, c.relname, p.version::text::big
   join pg_namespace n on n.oid = c.relnamespace
 """
 
-
-# The types of columns, and the types of these types' elements, bases, attributes and bounds.
-_TYPE_TEXTS = """
+# The types of columns, and the types inside of these types. The part `16390 version` of an enum is
+# the version of the label with this OID; a composite type gives each attribute a new number, so
+# `attributes version` is higher after an attribute was added and dropped.
+_TYPE_TEXTS = f"""
 with recursive used(relation, attnum, type) as (
     select a.attrelid, a.attnum, a.atttypid
       from pg_attribute a
@@ -134,25 +145,23 @@ with recursive used(relation, attnum, type) as (
     select u.relation, u.attnum, inner_type.oid
       from used u
       join pg_type t on t.oid = u.type
-     cross join lateral (
-           select t.typelem
-           union select t.typbasetype
-           union select a.atttypid from pg_attribute a
-                  where a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped
-           union select r.rngsubtype from pg_range r where t.oid in (r.rngtypid, r.rngmultitypid)
-           ) as inner_type(oid)
-     where inner_type.oid >= 16384
+     cross join lateral {_INNER_TYPES}
 )
-select u.relation::bigint, u.attnum, u.type::text, u.type::regtype::text, e.oid::text,
-       e.enumlabel::text
-  from used u join pg_enum e on e.enumtypid = u.type
+select u.relation::bigint, u.attnum, u.type::text, u.type::regtype::text, label.part, label.text
+  from used u
+  join pg_enum e on e.enumtypid = u.type
+ cross join lateral (values (e.oid::text, e.enumlabel::text),
+                            (e.oid || ' version', e.xmin::text)) as label(part, text)
  union all
-select u.relation::bigint, u.attnum, u.type::text, u.type::regtype::text, 'attributes',
-       string_agg(a.attnum::text, ',' order by a.attnum)
+select u.relation::bigint, u.attnum, u.type::text, u.type::regtype::text, number.part, number.text
   from used u
   join pg_type t on t.oid = u.type and t.typtype = 'c'
-  join pg_attribute a on a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped
- group by u.relation, u.attnum, u.type
+  join pg_class c on c.oid = t.typrelid
+ cross join lateral (
+       select 'attributes', coalesce(string_agg(a.attnum::text, ',' order by a.attnum), '')
+         from pg_attribute a
+        where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+       union all select 'attributes version', c.relnatts::text) as number(part, text)
 """
 
 

@@ -18,6 +18,11 @@ CatalogRow = Mapping[str, Any]
 COMMENT_LENGTH = 4000
 
 
+def is_version(part: str) -> bool:
+    """Return whether a part of `TableDefinition.type_texts` only shows that a type was altered."""
+    return part.endswith(" version")
+
+
 @dataclass(frozen=True, slots=True)
 class Membership:
     """The catalog rows that determine whether and how a publication sends a table.
@@ -103,8 +108,9 @@ class TableDefinition:
         owner: OID of the owner; 0 if unknown.
         partitions: the partitions by OID.
         type_texts: by OID of an enum or composite type of the sent columns, what the texts of
-            stored values depend on: the type's `name`, and the label by OID of a row of pg_enum, or
-            the `attributes` of a composite type. None in a look of an earlier release.
+            stored values depend on: the type's `name`, and the label and its version by OID of a
+            row of pg_enum, or the `attributes` of a composite type and the number of those that it
+            ever had. None in a look of an earlier release, and without versions in a later one.
         comments: the comments of the columns by attnum, cut to `COMMENT_LENGTH`; 0 is the table.
     """
 

@@ -6,11 +6,11 @@ found by the versions of the catalog rows, also if the definition is as before.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from pgcdc_assets.protocol.relation import Column
-from pgcdc_assets.protocol.table_definition import Membership, TableDefinition
+from pgcdc_assets.protocol.table_definition import Membership, TableDefinition, is_version
 from pgcdc_assets.raw.schema_changes import SchemaChangeFound, compare_relations
 from pgcdc_assets.raw.schema_events import SchemaChange
 
@@ -200,20 +200,22 @@ def _find_other_texts(
 
     ALTER TYPE ... RENAME VALUE changes the label of an enum's values; a composite type that gains
     or loses an attribute has another number of values. An added enum value changes no stored one.
+    A type that was altered back had other texts in the rows that were written in between.
     """
     then, now = before.type_texts or {}, after.type_texts or {}
-    changed = [
-        texts["name"]
-        for oid, texts in now.items()
-        if any(part != "name" and texts.get(part, text) != text for part, text in _of(then, oid))
-    ]
-    if changed:
-        detail = f"The values of type {' or '.join(sorted(changed))} have other texts now."
-        yield SchemaChangeFound(SchemaChange.TABLE_REWRITTEN, (), detail, True)
-
-
-def _of(texts: Mapping[str, Mapping[str, str]], oid: str) -> Iterable[tuple[str, str]]:
-    return texts.get(oid, {}).items()
+    altered, restored = set[str](), set[str]()
+    for oid, texts in now.items():
+        known = then.get(oid, {}).items()
+        changed = {part for part, text in known if texts.get(part, text) != text} - {"name"}
+        if changed:
+            (restored if all(map(is_version, changed)) else altered).add(texts["name"])
+    sentences = (
+        (altered, "The values of type {} have other texts now."),
+        (restored, "The texts of the values of type {} were altered, and altered back."),
+    )
+    details = [text.format(" or ".join(sorted(names))) for names, text in sentences if names]
+    if details:
+        yield SchemaChangeFound(SchemaChange.TABLE_REWRITTEN, (), " ".join(details), True)
 
 
 def _has_type(old: Column, new: Column) -> bool:

@@ -64,6 +64,14 @@ _TYPES: tuple[tuple[str, list[str]], ...] = (
     ("alter type mood rename value 'z' to 'a'", ["array", "deep", "enum"]),
     ("alter type pair add attribute more text", ["composite", "deep"]),
     ("alter type pair drop attribute more", ["composite", "deep"]),
+    (
+        "alter type mood rename value 'a' to 'x'; alter type mood rename value 'x' to 'a'",
+        ["array", "deep", "enum"],
+    ),
+    (
+        "alter type pair add attribute more text; alter type pair drop attribute more",
+        ["composite", "deep"],
+    ),
     ("alter type pair rename attribute n to number", []),
     ("alter type mood rename to feeling", []),
     ("alter domain amount add check (value > 0); alter domain amount set not null", []),
@@ -99,6 +107,8 @@ def test_types_with_other_texts_of_stored_values_are_found(capturing: Capturing)
     assert details == {
         "The values of type public.mood have other texts now.",
         "The values of type public.pair have other texts now.",
+        "The texts of the values of type public.mood were altered, and altered back.",
+        "The texts of the values of type public.pair were altered, and altered back.",
     }
 
 
