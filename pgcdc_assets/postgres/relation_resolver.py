@@ -32,6 +32,9 @@ _DOUBT = (
     "transaction belong to is not certain."
 )
 
+# Types that print each value as it is, so that ALTER TYPE does not change a text.
+_TEXTS = frozenset({"varchar", "text"})
+
 # A column of which the catalog has no facts.
 _UNKNOWN = Column("", 0)
 
@@ -64,7 +67,6 @@ def complete_relation(
     for column, attnum in zip(announced.columns, attnums, strict=True):
         # Of a column that was dropped and added again, the catalog has the later column's facts.
         facts = _UNKNOWN if attnum is None else numbered.get(attnum, _UNKNOWN)
-        is_same_type = (facts.type_oid, facts.typmod) == (column.type_oid, column.typmod)
         typed = alike.get((column.type_oid, column.typmod))
         if typed is not None:
             completed = replace(typed, name=column.name, is_key=column.is_key, attnum=attnum)
@@ -73,7 +75,7 @@ def complete_relation(
         columns.append(
             replace(
                 completed,
-                missing=facts.missing if is_same_type else None,
+                missing=facts.missing if _has_same_text(completed, facts) else None,
                 has_default=facts.has_default,
                 not_null=facts.not_null,
                 generated=facts.generated,
@@ -232,6 +234,16 @@ def _primary_key(announced: Sequence[Column], current: Relation | None) -> tuple
         for name in current.primary_key
     )
     return key if all(key) else ()
+
+
+def _has_same_text(announced: Column, known: Column) -> bool:
+    """Return whether `attmissingval` has the same text in the type of the message.
+
+    An ALTER TYPE that rewrites the table clears `attmissingval`. One that does not, such as a
+    longer varchar, leaves each value and its text as they are, if both types print values alike.
+    """
+    types = {announced.base_type, known.base_type}
+    return announced.type_oid == known.type_oid or types <= _TEXTS
 
 
 def _attribute_count(announced: Sequence[Column], current: Relation | None) -> int | None:

@@ -241,6 +241,34 @@ def test_rows_on_both_sides_of_ddl_in_a_transaction_cause_a_warning(
     assert len(capturing.zone.schema_events.read()) == recorded
 
 
+@pytest.mark.every_pg
+def test_the_default_of_an_added_column_is_known_after_a_wider_type(capturing: Capturing) -> None:
+    """F2, F5: no row follows the wider type, and ALTER TYPE does not rewrite the table."""
+    capturing.begin("create table t (id int primary key)")
+    execute = capturing.database.execute
+    execute("insert into t values (1)")
+    capturing.capture()
+    execute(
+        "alter table t add a varchar(3) default 'x', add b varchar(4) default 'NULL',"
+        " add n numeric(4, 2) default 1.5, add at timestamp(0) default '2024-01-01'"
+    )
+    execute("insert into t values (2)")
+    execute(
+        "alter table t alter a type varchar(9), alter b type text,"
+        " alter n type numeric(9, 2), alter at type timestamp"
+    )
+    capturing.capture()
+    version = capturing.zone.relations.versions(1)[-1]
+    assert {column.name: column.missing for column in version.relation.columns} == {
+        "id": None,
+        "a": "x",
+        "b": "NULL",
+        "n": "1.50",
+        "at": "2024-01-01 00:00:00",
+    }
+    assert not any(event.needs_snapshot for event in capturing.zone.schema_events.read())
+
+
 def test_a_column_that_the_publication_does_not_send_is_no_place(capturing: Capturing) -> None:
     """A column list, and columns that were altered since: the names decide."""
     capturing.begin("create table t (id int primary key, a int, b int)")
