@@ -39,15 +39,16 @@ _SCHEMA_ROWS = """
                 from pg_publication_namespace n join publication p on p.oid = n.pnpubid
 """
 
-# The types of a type's elements, base, attributes and bounds, for a row `t` of pg_type.
-_INNER_TYPES = """(
-           select t.typelem
-           union select t.typbasetype
-           union select a.atttypid from pg_attribute a
-                  where a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped
-           union select r.rngsubtype from pg_range r where t.oid in (r.rngtypid, r.rngmultitypid)
-           ) as inner_type(oid)
-     where inner_type.oid >= 16384"""
+# The tables whose row type, or an array of it, is the type of a column, or the base of a domain or
+# of a range. The array type itself depends on the row type by an internal dependency.
+_ROW_TYPES = """
+select coalesce(nullif(t.typrelid, 0), e.typrelid)
+  from pg_depend d
+  join pg_type t on t.oid = d.refobjid
+  left join pg_type e on e.oid = t.typelem
+ where d.refclassid = 'pg_type'::regclass and d.refobjid >= 16384 and d.deptype = 'n'
+   and d.classid in ('pg_class'::regclass, 'pg_type'::regclass)
+"""
 
 # Each change of a row of the catalog gives the row another `xmin`, except for the statistics that
 # VACUUM and ANALYZE write in place.
@@ -78,7 +79,9 @@ rows(kind, oid, number, version) as (
     union all select 'e', e.oid, 0, e.xmin from pg_enum e
     union all select 't', a.attrelid, a.attnum, a.xmin
                 from pg_attribute a
-                join pg_class c on c.oid = a.attrelid and c.relkind = 'c'
+               where a.attnum > 0
+                 and a.attrelid in (select c.oid from pg_class c where c.relkind = 'c'
+                                    union all {row_types})
     {schema_rows}
 )
 select count(*) || ':' || coalesce(sum(hashtextextended(
@@ -136,7 +139,7 @@ select p.root::bigint, p.oid::bigint, n.nspname, c.relname, p.version::text::big
 # The types of columns, and the types inside of these types. The part `16390 version` of an enum is
 # the version of the label with this OID; a composite type gives each attribute a new number, so
 # `attributes version` is higher after an attribute was added and dropped.
-_TYPE_TEXTS = f"""
+_TYPE_TEXTS = """
 with recursive used(relation, attnum, type) as (
     select a.attrelid, a.attnum, a.atttypid
       from pg_attribute a
@@ -145,7 +148,14 @@ with recursive used(relation, attnum, type) as (
     select u.relation, u.attnum, inner_type.oid
       from used u
       join pg_type t on t.oid = u.type
-     cross join lateral {_INNER_TYPES}
+     cross join lateral (
+           select t.typelem
+           union select t.typbasetype
+           union select a.atttypid from pg_attribute a
+                  where a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped
+           union select r.rngsubtype from pg_range r where t.oid in (r.rngtypid, r.rngmultitypid)
+           ) as inner_type(oid)
+     where inner_type.oid >= 16384
 )
 select u.relation::bigint, u.attnum, u.type::text, u.type::regtype::text, label.part, label.text
   from used u
@@ -191,7 +201,8 @@ def read_catalog_digest(conn: Connection, publication: str, known: Iterable[int]
         known: OIDs of tables that are watched although the publication may not send them now.
     """
     has_schemas = conn.server_version >= 150000
-    query = _watched(conn) + _DIGEST.format(schema_rows=_SCHEMA_ROWS if has_schemas else "")
+    schema_rows = _SCHEMA_ROWS if has_schemas else ""
+    query = _watched(conn) + _DIGEST.format(schema_rows=schema_rows, row_types=_ROW_TYPES)
     with conn.cursor() as cursor:
         cursor.execute(query, {"publication": publication, "known": sorted(known)})
         row = cursor.fetchone()

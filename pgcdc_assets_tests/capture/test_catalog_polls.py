@@ -112,6 +112,20 @@ def test_types_with_other_texts_of_stored_values_are_found(capturing: Capturing)
     }
 
 
+def test_the_row_type_of_another_table_is_a_composite_type(capturing: Capturing) -> None:
+    """F10: the publication does not send the table of the type."""
+    capturing.begin(
+        "create unlogged table item (n int); create domain items as item[];"
+        "create table t (id int primary key, v items); create table other (id int primary key)"
+    )
+    assert poll(capturing) == []
+    for statement in ("alter table item add m int", "alter table item drop n"):
+        capturing.database.execute(statement)
+        assert shown(poll(capturing)) == ["t table_rewritten!"]
+    capturing.database.execute("alter table item alter m set default 5")
+    assert poll(capturing) == []
+
+
 def test_a_poll_of_an_earlier_release_lacks_the_texts_of_types(
     capturing: Capturing,
 ) -> None:
