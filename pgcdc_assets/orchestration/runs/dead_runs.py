@@ -2,8 +2,10 @@
 
 The default launcher cannot check the process of a run, so the instance shows a killed run as
 started. A process of this PID namespace is looked up in /proc. A run of another container or
-machine is dead if its newest heartbeat is old by the clock, and if this process has seen no
-heartbeat for some time. So neither different clocks nor an unavailable storage close a live run.
+machine is dead if its newest heartbeat is old, and if this process has looked repeatedly for some
+time and has seen no heartbeat. The heartbeat is old by the clock, or because this process has
+watched it for so long: the clock of the other machine may be ahead. So neither different clocks nor
+an unavailable storage close a live run.
 
 A dead daemon leaves runs that have not begun. These runs are closed if the heartbeat of the daemon
 is old.
@@ -14,7 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import dagster as dg
 from dagster import DagsterRun, DagsterRunStatus, RunRecord, RunsFilter
@@ -32,6 +34,9 @@ from pgcdc_assets.processes import ProcessIdentity, this_namespace
 SILENT_SECONDS = 180.0
 # and after this process has watched the run for this time without a heartbeat.
 WATCHED_SECONDS = 3 * BEAT_SECONDS
+# The watch begins again after a longer time without a look: the storage may have been unavailable,
+# and a live run may write its next heartbeat after the next look.
+LONGEST_GAP_SECONDS = 3 * BEAT_SECONDS
 # A run in the process that created it has its claim before it begins.
 _CLAIMED = (DagsterRunStatus.NOT_STARTED, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
 
@@ -99,7 +104,7 @@ def _why_dead(run: DagsterRun) -> str | None:
     if beat is None:
         return None
     silent = _watch.seconds_without_change(run.run_id, run.tags[HEARTBEAT_TAG])
-    if silent < WATCHED_SECONDS or time.time() - beat < SILENT_SECONDS:
+    if silent < WATCHED_SECONDS or max(silent, time.time() - beat) < SILENT_SECONDS:
         return None
     return (
         f"The run's process wrote no heartbeat for {SILENT_SECONDS:g} s: its container or "
@@ -137,23 +142,41 @@ def _touched_assets(run: DagsterRun) -> set[dg.AssetKey]:
     return checked.union(run.asset_selection or ())
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """A run's newest heartbeat, and the times by the monotonic clock of its first and last look."""
+
+    heartbeat: str
+    since: float
+    looked_at: float
+
+
 @dataclass
 class _Watch:
-    """The time, by the monotonic clock, at which this process saw each run's newest heartbeat."""
+    """The heartbeats that this process has seen."""
 
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _seen: dict[str, tuple[str, float]] = field(default_factory=dict)
+    _seen: dict[str, _Seen] = field(default_factory=dict)
 
     def seconds_without_change(self, run_id: str, heartbeat: str) -> float:
+        """Return for how long this process has looked repeatedly and has seen one heartbeat."""
         now = time.monotonic()
         with self._lock:
             known = self._seen.get(run_id)
-            if known is None or known[0] != heartbeat:
+            if (
+                known is None
+                or known.heartbeat != heartbeat
+                or now - known.looked_at > LONGEST_GAP_SECONDS
+            ):
                 # Remove the entries of ended runs.
-                recent = {k: v for k, v in self._seen.items() if now - v[1] < 10 * SILENT_SECONDS}
-                self._seen = {**recent, run_id: (heartbeat, now)}
-                return 0.0
-            return now - known[1]
+                self._seen = {
+                    key: seen
+                    for key, seen in self._seen.items()
+                    if now - seen.looked_at < 10 * SILENT_SECONDS
+                }
+                known = _Seen(heartbeat, now, now)
+            self._seen[run_id] = replace(known, looked_at=now)
+            return now - known.since
 
 
 _watch = _Watch()

@@ -1,4 +1,4 @@
-"""Ages of records if the clock was ahead and is set back."""
+"""Ages of runs and their records: clocks that differ or are set back, and outages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import time
 import dagster as dg
 import pytest
 
+from pgcdc_assets.orchestration.runs.claims import HEARTBEAT_TAG, PROCESS_TAG
 from pgcdc_assets.orchestration.runs.records import seconds_since, seconds_since_end
+from pgcdc_assets_tests.orchestration.conftest import Orchestrated
 
 
 def ended(at: float) -> dg.RunRecord:
@@ -32,3 +34,28 @@ def test_a_failure_after_the_clock_was_set_back_has_its_pause() -> None:
     assert seconds_since_end([ended(now + 3600)]) == math.inf
     found = seconds_since_end([ended(now - 100), ended(now + 3600)])
     assert found == pytest.approx(100, abs=5)
+
+
+@pytest.mark.postgres
+def test_a_live_run_is_not_closed_at_the_end_of_an_outage_of_the_records(
+    orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run could write no heartbeat, and writes the next one within 15 seconds."""
+    passed = [0.0]
+    wall, monotonic = time.time, time.monotonic
+    monkeypatch.setattr(time, "time", lambda: wall() + passed[0])
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + passed[0])
+    run = orchestrated.start_run("merge", {PROCESS_TAG: "elsewhere:boot:4026531836:7:1"})
+    beat = {HEARTBEAT_TAG: f"{time.time():.0f} {run.run_id}"}
+    orchestrated.instance.add_run_tags(run.run_id, beat)
+
+    def status_after(seconds: float) -> dg.DagsterRunStatus:
+        passed[0] += seconds
+        orchestrated.tick("merges")
+        found = orchestrated.instance.get_run_by_id(run.run_id)
+        assert found is not None
+        return found.status
+
+    assert status_after(0) is status_after(300) is dg.DagsterRunStatus.STARTED
+    assert status_after(30) is dg.DagsterRunStatus.STARTED
+    assert status_after(30) is dg.DagsterRunStatus.FAILURE

@@ -134,7 +134,7 @@ def test_a_live_run_of_a_container_with_the_same_name_is_not_closed(
         assert status_of(orchestrated, run) == dg.DagsterRunStatus.STARTED
 
 
-@pytest.mark.parametrize("skew", [0.0, -10_000.0])
+@pytest.mark.parametrize("skew", [0.0, -10_000.0, 10_000.0])
 def test_a_run_of_an_ended_container_is_closed_after_its_last_heartbeat(
     orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch, skew: float
 ) -> None:
