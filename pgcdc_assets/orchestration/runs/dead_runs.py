@@ -27,7 +27,12 @@ from pgcdc_assets.orchestration.runs.claims import (
     PROCESS_TAG,
     last_heartbeat,
 )
-from pgcdc_assets.orchestration.runs.records import CAPTURE_TAG, PURPOSE_TAG, is_left_over
+from pgcdc_assets.orchestration.runs.records import (
+    CAPTURE_TAG,
+    PURPOSE_TAG,
+    is_canceled_before_start,
+    is_left_over,
+)
 from pgcdc_assets.processes import ProcessIdentity, this_namespace
 
 # A run is dead after this time without a heartbeat,
@@ -57,7 +62,7 @@ def close_dead_runs(
         run = record.dagster_run
         if run.tags.get(CAPTURE_TAG) != capture and ours.isdisjoint(_touched_assets(run)):
             continue
-        if run.status in _CLAIMED:
+        if run.status in _CLAIMED and not is_canceled_before_start(run):
             _close_if_dead(instance, run)
         else:
             _close_if_left_over(instance, record)
@@ -69,6 +74,8 @@ def _close_if_left_over(instance: dg.DagsterInstance, record: RunRecord) -> None
         return
     if run.status == DagsterRunStatus.STARTING:
         _close(instance, run, "The run was launched, but its process did not begin.")
+    elif run.status == DagsterRunStatus.CANCELING:
+        _close(instance, run, "The run was terminated, and no process executes it.")
     elif PURPOSE_TAG in run.tags:
         # A sensor requests a run again. A run that a person requested stays in the queue.
         instance.report_run_canceled(

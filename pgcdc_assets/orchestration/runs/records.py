@@ -11,6 +11,8 @@ import dagster as dg
 from dagster import DagsterRun, DagsterRunStatus, RunRecord, RunsFilter
 from dagster._core.execution.stats import StepEventStatus
 
+from pgcdc_assets.orchestration.runs.claims import PROCESS_TAG
+
 CAPTURE_TAG = "pgcdc/capture"
 PURPOSE_TAG = "pgcdc/purpose"
 MERGE_PURPOSE = "merge"
@@ -108,10 +110,18 @@ def is_left_over(instance: dg.DagsterInstance, record: RunRecord) -> bool:
         return not _has_queue_daemon(instance)
     if status == DagsterRunStatus.NOT_STARTED:
         return _age(record) > START_SECONDS
-    if status == DagsterRunStatus.STARTING:
+    if status == DagsterRunStatus.STARTING or is_canceled_before_start(record.dagster_run):
         limit = max(START_SECONDS, instance.run_monitoring_start_timeout_seconds)
         return _age(record) > limit
     return False
+
+
+def is_canceled_before_start(run: DagsterRun) -> bool:
+    """Return whether a person has terminated a run that no process executes yet.
+
+    Dagster sets the status also if there is no process to signal.
+    """
+    return run.status == DagsterRunStatus.CANCELING and not run.tags.get(PROCESS_TAG)
 
 
 def is_started(instance: dg.DagsterInstance, run_id: str) -> bool:

@@ -1,4 +1,4 @@
-"""Ages of runs and their records: clocks that differ or are set back, and outages."""
+"""Ages of runs and their records: clocks that differ or are set back, outages, dead launches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 import dagster as dg
 import pytest
 
-from pgcdc_assets.orchestration.runs.claims import HEARTBEAT_TAG, PROCESS_TAG
+from pgcdc_assets.orchestration.runs.claims import HEARTBEAT_TAG, PROCESS_TAG, process_tag
 from pgcdc_assets.orchestration.runs.records import seconds_since, seconds_since_end
 from pgcdc_assets_tests.orchestration.conftest import Orchestrated
 
@@ -59,3 +59,21 @@ def test_a_live_run_is_not_closed_at_the_end_of_an_outage_of_the_records(
     assert status_after(0) is status_after(300) is dg.DagsterRunStatus.STARTED
     assert status_after(30) is dg.DagsterRunStatus.STARTED
     assert status_after(30) is dg.DagsterRunStatus.FAILURE
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("is_claimed", [False, True])
+def test_a_run_that_was_terminated_before_its_process_began_blocks_other_runs_for_minutes_only(
+    orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch, is_claimed: bool
+) -> None:
+    """Dagster asks for the end of a run also if there is no process, and waits for the end."""
+    orchestrated.copy()
+    run = orchestrated.start_run("capture", {PROCESS_TAG: process_tag()} if is_claimed else {})
+    orchestrated.instance.report_run_canceling(run)
+    assert not orchestrated.tick("lag", one_shot=True).run_requests
+    wall = time.time
+    monkeypatch.setattr(time, "time", lambda: wall() + 400)
+    assert bool(orchestrated.tick("lag", one_shot=True).run_requests) is not is_claimed
+    found = orchestrated.instance.get_run_by_id(run.run_id)
+    expected = dg.DagsterRunStatus.CANCELING if is_claimed else dg.DagsterRunStatus.CANCELED
+    assert found is not None and found.status is expected
