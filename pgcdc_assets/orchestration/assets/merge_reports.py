@@ -32,7 +32,7 @@ from pgcdc_assets.orchestration.metadata import (
     table_metadata,
 )
 from pgcdc_assets.orchestration.partitions import MAX_LATER_MATERIALIZATIONS, find_shown_windows
-from pgcdc_assets.orchestration.runs.records import MERGE_PURPOSE, PURPOSE_TAG
+from pgcdc_assets.orchestration.runs.records import MERGE_PURPOSE, is_requested_by
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
@@ -222,7 +222,7 @@ class MergeReports:
 
         A person may select windows that were merged before. The sensor selects the newest ones.
         """
-        if self.context.run.tags.get(PURPOSE_TAG) == MERGE_PURPOSE:
+        if is_requested_by(self.context.run, MERGE_PURPOSE):
             return through
         return max(through, find_shown_through(self.context.instance, key) or through)
 

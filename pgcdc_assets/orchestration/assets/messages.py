@@ -19,7 +19,7 @@ from pgcdc_assets.orchestration.resources import LakeResource
 from pgcdc_assets.orchestration.runs.claims import claimed_step
 from pgcdc_assets.orchestration.runs.failures import dagster_failures
 from pgcdc_assets.orchestration.runs.long_runs import LongRun
-from pgcdc_assets.orchestration.runs.records import MESSAGES_PURPOSE, PURPOSE_TAG
+from pgcdc_assets.orchestration.runs.records import MESSAGES_PURPOSE, is_requested_by
 from pgcdc_assets.settings import CdcCapture
 from pgcdc_assets.tables.messages import AppendReport, MessageTable
 
@@ -105,7 +105,7 @@ def _find_newest(
 
     A person may select windows that were appended before. The sensor selects the newest ones.
     """
-    if context.run.tags.get(PURPOSE_TAG) == MESSAGES_PURPOSE:
+    if is_requested_by(context.run, MESSAGES_PURPOSE):
         return through
     return max(through, find_shown_through(context.instance, key) or through)
 

@@ -2,8 +2,8 @@
 
 The start of a run needs seconds of processor time for a process, its imports and its records in
 Dagster's storage. A run for every window would cost more than the changes. So a sensor sets, by a
-tag, how long a requested run may continue. Other runs, such as a materialisation in the UI or by
-`pgcdc sync`, end after the requested windows.
+tag, how long a requested run may continue. Other runs, such as a materialisation in the UI, a
+repeated run, or a run of `pgcdc sync`, end after the requested windows.
 
 At the end of its time a run hands over: the sensor requests a successor, whose process starts and
 waits for the pool, and the run continues until then. If Dagster would not start the successor while
@@ -57,6 +57,14 @@ def may_continue(
     return {} if progress is not None else {SECONDS_TAG: f"{seconds:g}"}
 
 
+def _seconds_of(run: DagsterRun) -> float:
+    """Return for how long a run may continue; 0 if no sensor has requested the run.
+
+    Dagster copies the tag to a run that a person executes again, perhaps for some of the tables.
+    """
+    return float(run.tags.get(SECONDS_TAG, "0")) if run.parent_run_id is None else 0.0
+
+
 def hands_over(instance: dg.DagsterInstance, pool: str) -> bool:
     """Return whether Dagster admits one run to a pool, and starts the next one before its end."""
     storage = instance.event_log_storage
@@ -81,7 +89,7 @@ def find_outgoing(
     if len(records) != 1:
         return None
     run, began = records[0].dagster_run, records[0].start_time
-    seconds = float(run.tags.get(SECONDS_TAG, "0"))
+    seconds = _seconds_of(run)
     if not seconds or began is None or run.status != DagsterRunStatus.STARTED:
         return None
     return run if time.time() >= began + seconds and hands_over(instance, pool) else None
@@ -122,7 +130,7 @@ class LongRun:
     @classmethod
     def of(cls, context: dg.AssetExecutionContext, pool: str, policy: WindowPolicy) -> LongRun:
         """Read the sensor's limits from a run's tags."""
-        seconds = float(context.run.tags.get(SECONDS_TAG, "0"))
+        seconds = _seconds_of(context.run)
         idle_seconds = policy.max_age_seconds + IDLE_SECONDS
         return cls(
             context.instance,

@@ -135,6 +135,14 @@ def status_of(instance: dg.DagsterInstance, run_id: str) -> DagsterRunStatus | N
     return None if run is None else run.status
 
 
+def is_requested_by(run: DagsterRun, purpose: str) -> bool:
+    """Return whether a sensor has requested a run.
+
+    A person may execute such a run again much later. Dagster copies the tags of the run.
+    """
+    return run.tags.get(PURPOSE_TAG) == purpose and run.parent_run_id is None
+
+
 def attempts_for(
     instance: dg.DagsterInstance, capture: str, purpose: str, tags: dict[str, str]
 ) -> Attempts:

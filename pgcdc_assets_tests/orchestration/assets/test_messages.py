@@ -9,6 +9,8 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.job_base import InMemoryJob
+from dagster._core.execution.api import execute_run
 from deltalake import DeltaTable
 
 from pgcdc_assets.cli.status import print_messages
@@ -149,6 +151,26 @@ def test_a_partition_of_the_past_is_materialised_again_without_a_change(
     again = dg.RunRequest(tags=request.tags)
     assert made.execute(again, "messages").success
     assert texts(made) == [("one", True)]
+
+
+@pytest.mark.sampled
+def test_a_run_of_the_past_that_a_person_executes_again_requests_no_window_again(
+    orchestrated: Orchestrated,
+) -> None:
+    """Dagster copies the tags of the sensor, whose runs append the newest windows."""
+    made = with_messages(orchestrated)
+    made.copy()
+    runs = []
+    for text in ("one", "two"):
+        emit(made, text)
+        made.land()
+        (request,) = made.tick("messages").run_requests
+        runs.append(made.execute(request, "messages"))
+    job = made.location.repository.get_job(f"{NAME}_messages")
+    run = made.create_run("messages", runs[0].dagster_run.tags, repeats=runs[0].run_id)
+    assert execute_run(InMemoryJob(job), run, made.instance).success
+    assert not made.tick("messages").run_requests
+    assert texts(made) == [("one", True), ("two", True)]
 
 
 @pytest.mark.sampled

@@ -7,6 +7,8 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.job_base import InMemoryJob
+from dagster._core.execution.api import execute_run
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import TransientError
@@ -137,19 +139,26 @@ def test_a_merge_succeeds_if_replaced_files_cannot_be_deleted(
 
 
 @pytest.mark.sampled
+@pytest.mark.parametrize("is_repeated", [False, True], ids=["selected", "executed again"])
 def test_a_window_of_the_past_that_a_person_merges_again_hides_no_later_merge(
-    orchestrated: Orchestrated, spark: SparkSession
+    orchestrated: Orchestrated, spark: SparkSession, is_repeated: bool
 ) -> None:
     """Otherwise the next merge reports all windows since then, and the tables as changed."""
     orchestrated.copy()
-    assert all(result.success for result in merge_some(orchestrated, 2))
+    first, second = merge_some(orchestrated, 2)
+    assert first.success and second.success
     past, newest = orchestrated.windows()
     orchestrated.commit("insert into a values (100, 'another table')")
     orchestrated.land()
     job = orchestrated.location.repository.get_job(f"{NAME}_merge")
-    again = job.execute_in_process(instance=orchestrated.instance, partition_key=past)
-    assert again.success
-    assert shown(again, "through_window") == {past: newest}
+    if is_repeated:
+        # Dagster copies the tags of the sensor.
+        run = orchestrated.create_run("merge", first.dagster_run.tags, repeats=first.run_id)
+        assert execute_run(InMemoryJob(job), run, orchestrated.instance).success
+    else:
+        again = job.execute_in_process(instance=orchestrated.instance, partition_key=past)
+        assert again.success
+        assert shown(again, "through_window") == {past: newest}
     (request,) = orchestrated.tick("merges", one_shot=True).run_requests
     assert orchestrated.windows()[:2] == [past, newest]
     assert request.tags["dagster/asset_partition_range_start"] == orchestrated.windows()[2]

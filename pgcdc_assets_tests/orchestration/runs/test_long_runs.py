@@ -9,6 +9,8 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.job_base import InMemoryJob
+from dagster._core.execution.api import execute_run
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.capture import session as session_module
@@ -319,6 +321,17 @@ def test_runs_without_the_tag_do_not_continue(
         assert continuing.execute(request, "capture").success
     assert len(continuing.windows()) == 1
     assert looks == []
+
+
+@pytest.mark.sampled
+def test_a_run_that_a_person_executes_again_does_not_continue(continuing: Orchestrated) -> None:
+    """Dagster copies the tag. The other tables would wait if some were merged again."""
+    request = asked(continuing, "lag")
+    run = continuing.create_run("capture", request.tags, repeats="of a deleted run")
+    job = continuing.location.repository.get_job(f"{NAME}_capture")
+    with running_beside(lambda: continuing.commit("insert into b values (1, 1)")):
+        assert execute_run(InMemoryJob(job), run, continuing.instance).success
+    assert len(continuing.windows()) == 1
 
 
 @pytest.mark.sampled
