@@ -27,6 +27,7 @@ from pgcdc_assets.errors import (
     ConfigurationError,
     RawExpired,
     RawZoneError,
+    TransientError,
     resnapshot_remedy,
 )
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
@@ -44,7 +45,7 @@ from pgcdc_assets.merge.report import MergeFailure
 from pgcdc_assets.policies import ASK, STOP
 from pgcdc_assets.raw.delta_log import read_commit
 from pgcdc_assets.raw.files import filesystem
-from pgcdc_assets.raw.snapshots import Snapshot
+from pgcdc_assets.raw.snapshots import Snapshot, SnapshotIdentity
 from pgcdc_assets.raw.staging import REBUILD, STALE_AFTER, remove_stale, staging_root
 from pgcdc_assets.raw.table_files import move_files
 from pgcdc_assets.raw.zone import RawZone
@@ -104,7 +105,8 @@ def rebuild_table(
         ConfigurationError: nothing is captured yet, or the table was never merged.
         RawExpired: retention removed windows that the rebuild needs.
         DefiniteError: the changes cannot be folded.
-        TransientError: the lake could not be written, or other writers committed every time.
+        TransientError: the lake could not be written, or other writers committed every time, or a
+            snapshot of the table was completed during the rebuild.
     """
     started = time.monotonic()
     window = _range(zone, target, scd, through)
@@ -178,6 +180,7 @@ def _build(
 ) -> int:
     from pgcdc_assets.merge.run import merge_tables
 
+    known = _find_snapshots(zone, target, window)
     needed = _check_kept(zone, target, window, live)
     changes_read = 0
     for report in merge_tables(spark, zone, [target], window, root=root):
@@ -186,7 +189,23 @@ def _build(
         changes_read += report.changes_read
     # Retention may have removed windows and snapshots while they were read.
     _check_kept(zone, target, window, live, needed)
+    if _find_snapshots(zone, target, window) - known:
+        # No merge would apply the snapshot after a commit above its LSN.
+        raise TransientError(
+            reason=f"A snapshot of {target.qualified_name} was completed during its rebuild, which "
+            "lacks the snapshot. The table was not changed. Run the rebuild again."
+        )
     return changes_read
+
+
+def _find_snapshots(zone: RawZone, target: CdcTable, window: LsnWindow) -> set[SnapshotIdentity]:
+    """Return the complete and partial snapshots of a table that are not above the range."""
+    return {
+        snapshot.identity
+        for store in (zone.snapshots, zone.partial_snapshots)
+        for snapshot in store.complete_snapshots()
+        if snapshot.name == target.name and snapshot.position <= window.end_position
+    }
 
 
 def _check_kept(

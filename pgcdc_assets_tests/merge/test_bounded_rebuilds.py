@@ -1,11 +1,14 @@
-"""A rebuild through an LSN does not count on a snapshot above the LSN."""
+"""Rebuilds and snapshots that end later, or are above the LSN of the rebuild."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.errors import SchemaChangeError
+from pgcdc_assets.errors import SchemaChangeError, TransientError
+from pgcdc_assets.merge.build_tasks import build_tasks
 from pgcdc_assets.merge.rebuild import rebuild_table
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
@@ -36,3 +39,32 @@ def test_a_change_that_only_a_later_snapshot_has_is_refused(
     rows = spark.read.format("delta").load(path).select("id", "v").collect()
     assert sorted(map(tuple, rows)) == [(1, 1), (2, 2), (3, 3)]
     assert rebuild_table(spark, zone, target, 1).row_count == 3
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("is_partial", [False, True], ids=["of all rows", "of some rows"])
+def test_a_snapshot_that_is_completed_during_a_rebuild_is_not_passed(
+    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch, is_partial: bool
+) -> None:
+    """Merges apply no snapshot below the watermark, and `pgcdc resnapshot` would report success."""
+    target = CdcTable("shop", "items")
+    landing = Landing(zone, [_BEFORE])
+    landing.begin([["1", "wrong"], ["2", "b"]])
+    landing.land([update("2", "c")])
+    path = merge(spark, landing, target).path
+    at = landing.lsn + 0x10
+    landing.land([insert("3", "d")], [insert("4", "e")])
+    real, copies = build_tasks, [[["1", "right"], ["2", "c"], ["3", "d"]]]
+
+    def copied(*args: Any, **more: Any) -> Any:
+        tasks = list(real(*args, **more))
+        if copies:
+            landing.copy(copies.pop(), at=at, is_partial=is_partial)
+        return tasks
+
+    monkeypatch.setattr("pgcdc_assets.merge.run.build_tasks", copied)
+    with pytest.raises(TransientError, match=r"completed during its rebuild.* Run the rebuild"):
+        rebuild_table(spark, zone, target, 1)
+    merge(spark, landing, target)
+    rows = spark.read.format("delta").load(path).select("id", "v").collect()
+    assert sorted(map(tuple, rows)) == [(1, "right"), (2, "c"), (3, "d"), (4, "e")]

@@ -128,11 +128,19 @@ class Landing:
             self.zone.relations.register(self.epoch, described, Lsn(self.lsn))
         self.zone.relations.flush()
 
-    def copy(self, rows: Iterable[Texts], *, at: int | None = None, version: int = 1) -> None:
-        """Land a snapshot of the table."""
+    def copy(
+        self,
+        rows: Iterable[Texts],
+        *,
+        at: int | None = None,
+        version: int = 1,
+        is_partial: bool = False,
+    ) -> None:
+        """Land a snapshot of the table, or of some of its rows."""
         texts = pa.array([list(row) for row in rows], type=schema.CHANGES.field("new").type)
         batch = pa.RecordBatch.from_arrays([texts], names=["new"])
-        self.zone.snapshots.land_snapshot(
+        store = self.zone.partial_snapshots if is_partial else self.zone.snapshots
+        store.land_snapshot(
             self.epoch,
             Lsn(self.lsn if at is None else at),
             self.relations[version - 1],
