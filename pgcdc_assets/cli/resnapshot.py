@@ -27,6 +27,7 @@ def run(options: argparse.Namespace) -> int:
     from pgcdc_assets.orchestration.jobs.sync_report import SyncLimits
     from pgcdc_assets.orchestration.project.code_location import load_location
     from pgcdc_assets.orchestration.project.home import open_instance
+    from pgcdc_assets.orchestration.runs.applied_snapshots import check_new_applied, find_merged
     from pgcdc_assets.orchestration.runs.partial_request import check_applied
     from pgcdc_assets.orchestration.state import left_tables
     from pgcdc_assets.orchestration.table_list import refresh_at_load
@@ -46,6 +47,7 @@ def run(options: argparse.Namespace) -> int:
             "why."
         )
     limits = SyncLimits(wait_seconds=options.wait_seconds)
+    merged = find_merged(loaded.zone, tables)
     with open_instance() as instance, progress() as display:
         report = sync_capture(
             instance,
@@ -56,6 +58,7 @@ def run(options: argparse.Namespace) -> int:
             resnapshot=tables,
             partial=partial,
         )
+    check_new_applied(loaded.zone, merged)
     if partial is not None:
         taken = partial.report
         assert taken is not None

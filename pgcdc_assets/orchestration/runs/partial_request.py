@@ -68,7 +68,7 @@ def build_partial_snapshot(
 
 
 def check_applied(zone: RawZone, table: CdcTable, position: Position) -> None:
-    """Check that the merges of a table have applied a partial snapshot.
+    """Check that the merges of a table have applied a snapshot of all or some rows.
 
     Raises:
         TransientError: a merge that was planned before the snapshot was landed has passed it.
@@ -88,8 +88,8 @@ def check_applied(zone: RawZone, table: CdcTable, position: Position) -> None:
 
 
 def passed_error(table: CdcTable, position: Position) -> TransientError:
-    """Return the error of a table that was merged past a partial snapshot."""
+    """Return the error of a table that was merged past a snapshot."""
     return TransientError(
-        reason=f"Another process merged {table.qualified_name} past the LSN of the partial "
-        f"snapshot, {position.lsn}, so the snapshot is not applied. Run it again."
+        reason=f"Another process merged {table.qualified_name} past the LSN of the snapshot, "
+        f"{position.lsn}, so the snapshot is not applied. Run it again."
     )
