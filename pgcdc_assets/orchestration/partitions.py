@@ -82,6 +82,7 @@ def select_landed(
     """Return the landed windows among those of partition keys, in stream order.
 
     A window that was open at the end of its epoch is never landed, although it is below `through`.
+    A window from before the start of its epoch is one of an earlier lake.
 
     Args:
         through: the end of the landed windows of the newest epoch.
@@ -90,7 +91,14 @@ def select_landed(
     epochs = {window.epoch for window in reached} - {through.epoch}
     ends = {epoch: zone.changes.captured_through(epoch) or Lsn(0) for epoch in epochs}
     ends[through.epoch] = through.lsn
-    return sorted(window for window in reached if window.end <= ends[window.epoch])
+    starts = {each.epoch: each.start_lsn for each in zone.epochs.all()}
+    return sorted(
+        window
+        for window in reached
+        if window.epoch in starts
+        and starts[window.epoch] <= window.start
+        and window.end <= ends[window.epoch]
+    )
 
 
 def check_landed(zone: RawZone, window: LsnWindow) -> None:

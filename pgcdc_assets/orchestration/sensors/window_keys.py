@@ -84,9 +84,9 @@ class WindowKeys:
     def delete_foreign(self, read_wal_end: Callable[[], Lsn]) -> None:
         """Delete the keys that no capture of this lake has added, and that would delay all windows.
 
-        These are keys of another form, of an epoch that the lake does not have, of WAL that the
-        server has not written, and of windows that were open at the end of their epoch. No capture
-        may run: it adds keys.
+        These are keys of another form, of an epoch that the lake does not have, of WAL from before
+        an epoch, of WAL that the server has not written, and of windows that were open at the end
+        of their epoch. No capture may run: it adds keys.
 
         Args:
             read_wal_end: function that returns the end of the server's WAL.
@@ -96,7 +96,7 @@ class WindowKeys:
         if any(window.epoch > self.epoch.epoch for window in known.values()):
             latest = self.zone.epochs.latest() or self.epoch
             foreign |= {key for key, window in known.items() if window.epoch > latest.epoch}
-        past = {window for window in known.values() if window.epoch < self.epoch.epoch}
+        past = {window for window in known.values() if window.end_position <= self.through}
         never = past.difference(select_landed(self.zone, past, self.through))
         foreign |= {window.key for window in never}
         if self.open:

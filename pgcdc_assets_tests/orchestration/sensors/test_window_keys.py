@@ -31,8 +31,14 @@ def add_keys(orchestrated: Orchestrated, *keys: str) -> None:
         [TYPED],
         [LsnWindow.of(epoch, 1, 2).key for epoch in range(2, 60)],
         [LsnWindow.of(1, FAR, FAR + 8).key],
+        [LsnWindow.of(1, 1, 2).key],
     ],
-    ids=["no window", "of epochs of another lake", "of the WAL of another server"],
+    ids=[
+        "no window",
+        "of epochs of another lake",
+        "of the WAL of another server",
+        "of an earlier lake",
+    ],
 )
 def test_keys_of_no_window_of_the_lake_are_deleted_and_delay_no_window(
     orchestrated: Orchestrated, keys: list[str]
@@ -53,6 +59,17 @@ def test_merges_continue_beside_a_key_that_is_no_window(orchestrated: Orchestrat
     orchestrated.land()
     (landed,) = orchestrated.windows()
     add_keys(orchestrated, TYPED)
+    (request,) = orchestrated.tick("merges").run_requests
+    assert request.tags.items() >= build_range_tags(landed, landed).items()
+
+
+def test_no_merge_is_requested_for_a_key_of_an_earlier_lake(orchestrated: Orchestrated) -> None:
+    """The first sync of a new lake would end with an error."""
+    orchestrated.copy()
+    add_keys(orchestrated, LsnWindow.of(1, 1, 2).key)
+    assert not orchestrated.tick("merges").run_requests
+    orchestrated.land()
+    (landed,) = orchestrated.windows()
     (request,) = orchestrated.tick("merges").run_requests
     assert request.tags.items() >= build_range_tags(landed, landed).items()
 
