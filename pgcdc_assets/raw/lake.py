@@ -61,7 +61,9 @@ class Lake:
                 "object-store URI."
             )
         if "://" not in uri:
-            uri = str(local_folder(uri, "The lake"))
+            path = local_folder(uri, "The lake")
+            # Hadoop removes `..` and the name before it, also if that is a link to another folder.
+            uri = os.path.realpath(path) if ".." in path.parts else str(path)
             odd = _UNUSABLE.search(uri)
             if odd is not None:
                 raise ConfigurationError(

@@ -141,3 +141,16 @@ def test_an_address_of_a_lake_is_a_folder_or_a_complete_uri(
     monkeypatch.chdir(tmp_path)
     assert Lake(uri).uri == path.format(here=tmp_path)
     check_lake_uri(uri, "lake")
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [("current/../lake", "releases/lake"), ("plain/../lake", "lake"), ("current/lake", None)],
+)
+def test_the_parent_of_a_link_is_that_of_its_target(
+    tmp_path: Path, written: str, expected: str | None
+) -> None:
+    """Hadoop would remove `current/..`, so Spark would write into another folder than delta-rs."""
+    (tmp_path / "releases" / "42").mkdir(parents=True)
+    (tmp_path / "current").symlink_to(tmp_path / "releases" / "42")
+    assert Lake(f"{tmp_path}/{written}").uri == f"{tmp_path}/{expected or written}"
