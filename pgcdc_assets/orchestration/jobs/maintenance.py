@@ -11,6 +11,7 @@ import datetime as dt
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -20,6 +21,7 @@ from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.orchestration.jobs.schedules import build_schedule
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.partitions import find_used_window, parse_windows
+from pgcdc_assets.orchestration.project.record_errors import explained_record_errors
 from pgcdc_assets.orchestration.resources import LakeResource, SparkResource
 from pgcdc_assets.orchestration.runs.claims import claim_run
 from pgcdc_assets.orchestration.runs.executor import run_executor
@@ -142,7 +144,12 @@ def build_maintenance_job(
             return
         older_than = dt.datetime.now(dt.UTC) - dt.timedelta(days=policy.record_days)
         others = [*keys.values(), *([] if messages is None else [messages])]
-        with claim_run(context):
+        home = Path(context.instance.root_directory)
+        with (
+            claim_run(context),
+            dagster_failures(capture.name),
+            explained_record_errors(home),
+        ):
             try:
                 deleted = delete_old_records(context.instance, capture, raw, others, older_than)
             except NotImplementedError:

@@ -177,22 +177,27 @@ def open_instance() -> Iterator[dg.DagsterInstance]:
     """Open the instance of `prepare_home`.
 
     Raises:
-        ConfigurationError: there is no such folder, or its `dagster.yaml` is wrong.
+        ConfigurationError: there is no such folder, its `dagster.yaml` is wrong, or its records
+            cannot be read.
+        TransientError: the storage of the records is not available.
     """
     # Import late: the import of Dagster takes seconds, and commands print progress before it.
     import dagster as dg
     import yaml
     from dagster_shared.check import CheckError
 
+    from pgcdc_assets.orchestration.project.record_errors import explained_record_errors
+
     home = prepare_home()
-    try:
-        opened = dg.DagsterInstance.from_config(str(home))
-    except (dg.DagsterError, CheckError, ImportError, ValueError, yaml.YAMLError) as error:
-        # Texts of Dagster and of YAML quote the file, which may have a password. --debug would show
-        # the cause.
-        raise ConfigurationError(
-            reason=f"Dagster cannot read {home / 'dagster.yaml'} ({type(error).__name__}): correct "
-            "the file, such as after `dagster instance info`, which shows what is wrong"
-        ) from (error if isinstance(error, ImportError) else None)
-    with opened as instance:
-        yield instance
+    with explained_record_errors(home):
+        try:
+            opened = dg.DagsterInstance.from_config(str(home))
+        except (dg.DagsterError, CheckError, ImportError, ValueError, yaml.YAMLError) as error:
+            # Texts of Dagster and of YAML quote the file, which may have a password. --debug would
+            # show the cause.
+            raise ConfigurationError(
+                reason=f"Dagster cannot read {home / 'dagster.yaml'} ({type(error).__name__}): "
+                "correct the file, such as after `dagster instance info`, which shows what is wrong"
+            ) from (error if isinstance(error, ImportError) else None)
+        with opened as instance:
+            yield instance

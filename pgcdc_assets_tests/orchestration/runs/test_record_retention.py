@@ -15,7 +15,7 @@ from dagster._core.storage.event_log.schema import (
     AssetCheckExecutionsTable,
     SqlEventLogStorageTable,
 )
-from sqlalchemy import Column, func, select
+from sqlalchemy import Column, func, select, text
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.orchestration.checks.raw import SLOT_HEALTH, WINDOW_CHECKS
@@ -235,3 +235,20 @@ def test_old_events_of_the_lag_sensor_are_deleted(
     assert landed.instance.fetch_observations(landed.raw, limit=10).records == []
     storage = landed.instance.event_log_storage
     assert set(storage.get_latest_asset_check_execution_by_key([slot])) == {slot}
+
+
+def test_records_of_another_release_of_dagster_fail_the_step_with_a_sentence(
+    orchestrated: Orchestrated,
+) -> None:
+    """The text of the database has its statement with all parameters."""
+    storage = orchestrated.instance.event_log_storage
+    assert isinstance(storage, SqliteEventLogStorage)
+    with storage.index_connection() as conn:
+        conn.execute(text("alter table asset_check_executions rename to of_another_release"))
+    job = orchestrated.location.repository.get_job(f"{NAME}_upkeep")
+    subset = job.get_subset(op_selection=[f"{NAME}_delete_old_records"])
+    result = subset.execute_in_process(instance=orchestrated.instance, raise_on_error=False)
+    (failure,) = result.filter_events(lambda event: event.is_step_failure)
+    data = failure.step_failure_data.user_failure_data
+    assert data is not None
+    assert "`dagster instance migrate`" in (data.description or "")
