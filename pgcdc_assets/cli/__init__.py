@@ -113,7 +113,10 @@ def _check_texts(options: argparse.Namespace) -> None:
 
 
 def _fail_unexpectedly(error: Exception, log: LibraryLog | None, *, debug: bool) -> int:
-    sentence = f"Unexpected {type(error).__name__}: run again with --debug for a stack trace."
+    name = type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        name = f"{name} ({error.strerror})"
+    sentence = f"Unexpected {name}: run again with --debug for a stack trace."
     return _fail(sentence, 1, log, debug=debug)
 
 

@@ -29,13 +29,13 @@ def complain(sentence: str) -> None:
 def _print(line: str) -> None:
     try:
         print(line, file=terminal(), flush=True)
-    except BrokenPipeError:
-        # The work does not end with the reader of its progress.
+    except OSError:
+        # The work does not end with the reader of its progress, nor if the disk of a file is full.
         discard(terminal())
 
 
 def discard(stream: TextIO) -> None:
-    """Send further output of a stream nowhere, after the reader of its pipe has ended.
+    """Send further output of a stream nowhere, if its reader has ended or its disk is full.
 
     Otherwise Python fails at its exit, when it writes the rest, with an exit status of its own.
     """

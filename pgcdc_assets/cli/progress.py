@@ -17,7 +17,7 @@ from pgcdc_assets.cli.output import discard
 
 
 class _Console(Console):
-    """A console whose reader may go away: the work continues without output.
+    """A console whose reader may go away, or whose disk may be full: the work continues.
 
     Rich would end the process, inside of the work that announces an activity.
     """
@@ -52,7 +52,10 @@ class ProgressDisplay:
         """Print a line with the time."""
         with self._lock:
             self._said_at = time.monotonic()
-        self._console.print(Text(f"{time.strftime('%H:%M:%S')} {line}"))
+        try:
+            self._console.print(Text(f"{time.strftime('%H:%M:%S')} {line}"))
+        except OSError:
+            self._console.on_broken_pipe()
 
     def began(self, activity: Activity) -> None:
         """Print an activity until its end."""

@@ -11,12 +11,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pgcdc_assets.cli.output import complain
+from pgcdc_assets.cli.output import complain, say
 from pgcdc_assets.cli.progress import progress
 from pgcdc_assets.errors import ConfigurationError, PgcdcError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pgcdc_assets.orchestration.project.code_location import LoadedCapture
+
+# The log of libraries has the descriptor of the standard output, so a file of these names would be
+# the log.
+_STANDARD_OUTPUT = ("/dev/stdout", "/dev/fd/1")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -37,6 +43,8 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigurationError(
             reason="--adopt-slot takes over the slot of one capture: name it with --name."
         )
+    # The report is then the whole result.
+    show: Callable[[str], None] = say if str(options.json) in _STANDARD_OUTPUT else print
     if options.json is not None:
         _check_place(options.json)
     with open_instance() as instance:
@@ -46,10 +54,10 @@ def run(options: argparse.Namespace) -> int:
         start_up = time.monotonic() - started
         for loaded in captures:
             try:
-                _print_listed(loaded)
+                _print_listed(loaded, show)
                 if not loaded.capture.tables and loaded.zone.epochs.latest() is None:
                     name, publication = loaded.capture.name, loaded.capture.publication
-                    print(f"{name}: publication {publication} has no table to capture yet")
+                    show(f"{name}: publication {publication} has no table to capture yet")
                     continue
                 with progress() as display:
                     report = sync_capture(
@@ -69,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
             report.seconds = {"start_up": start_up, **report.seconds}
             start_up = 0.0
             reports.append(report)
-            print(_summary(report))
+            show(_summary(report))
     if options.json is not None:
         _write(options.json, [asdict(report) for report in reports])
     return max((error.exit_status for error in failures), default=0)
@@ -90,8 +98,12 @@ def _check_place(path: Path) -> None:
 
 
 def _write(path: Path, reports: Sequence[Mapping[str, object]]) -> None:
+    text = json.dumps(reports, indent=2)
+    if str(path) in _STANDARD_OUTPUT:
+        print(text)
+        return
     try:
-        path.write_text(json.dumps(reports, indent=2) + "\n")
+        path.write_text(f"{text}\n")
     except OSError as error:
         raise ConfigurationError(
             reason=f"The captures are merged, but the report {path} cannot be written "
@@ -99,13 +111,13 @@ def _write(path: Path, reports: Sequence[Mapping[str, object]]) -> None:
         ) from error
 
 
-def _print_listed(loaded: LoadedCapture) -> None:
+def _print_listed(loaded: LoadedCapture, show: Callable[[str], None]) -> None:
     """Print the tables of a followed publication that are not captured."""
     if loaded.capture.selection is None:
         return
     for table in loaded.zone.table_list.read().tables:
         if table.reason:
-            print(f"{loaded.capture.name}: {table.name} is {table.state}: {table.reason}")
+            show(f"{loaded.capture.name}: {table.name} is {table.state}: {table.reason}")
 
 
 def _summary(report: object) -> str:

@@ -16,6 +16,8 @@ from pgcdc_assets.cli.library_log import (
     terminal,
     trim,
 )
+from pgcdc_assets_tests.support.commands import pgcdc
+from pgcdc_assets_tests.support.database import Database
 
 
 def test_only_our_own_lines_reach_the_terminal(tmp_path: Path) -> None:
@@ -117,3 +119,21 @@ def test_the_logs_of_other_programs_are_kept(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     open_library_log(tmp_path, "test").close()
     assert {path.name for path in tmp_path.iterdir()} == names
+
+
+_FOLLOWED = """type: pgcdc_assets.PostgresCdcComponent
+attributes: {name: mine, publication: p, tables: all}
+"""
+
+
+@pytest.mark.postgres
+def test_the_report_of_a_sync_is_the_whole_standard_output_if_its_file_is_that(
+    project: Path, database: Database
+) -> None:
+    """The log of libraries has the descriptor to which `/dev/stdout` leads."""
+    database.execute("create publication p for all tables")
+    (project / "defs" / "mine").mkdir(parents=True)
+    (project / "defs" / "mine" / "defs.yaml").write_text(_FOLLOWED)
+    done = pgcdc("sync", "--json", "/dev/stdout")
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+    assert "publication p has no table to capture yet" in done.stderr

@@ -32,11 +32,14 @@ def test_without_a_terminal_each_activity_is_a_line_and_long_activities_have_sev
     assert "\x1b" not in stream.getvalue()
 
 
-def test_the_work_continues_after_the_reader_of_a_pipe_has_ended() -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
+@pytest.mark.parametrize("place", ["a pipe without a reader", "a full disk"])
+def test_the_work_continues_after_its_progress_cannot_be_shown(place: str) -> None:
+    opened: str | int = "/dev/full"
+    if place != "a full disk":
+        reader, opened = os.pipe()
+        os.close(reader)
     before = os.stat("/dev/stdout")
-    with open(writer, "w") as stream:
+    with open(opened, "w") as stream:
         with ProgressDisplay(stream, every_seconds=0.01).shown() as display:
             display.say("t_snapshot: public.a")
             with activity("snapshot of public.a", "rows") as work:
