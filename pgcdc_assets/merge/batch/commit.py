@@ -26,9 +26,9 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
 from pgcdc_assets import failpoints
+from pgcdc_assets.merge.batch import kept_rows
 from pgcdc_assets.merge.batch.column_types import arrow_schema
 from pgcdc_assets.merge.batch.contents import Contents
-from pgcdc_assets.merge.batch.kept_rows import KEPT_ROWS
 from pgcdc_assets.merge.batch.left_to_spark import CommitConflict, NotInScope
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.merge.write import table_properties
@@ -75,7 +75,7 @@ def read_rows(zone: RawZone, state: ScdState, schema: TableSchema) -> pa.Table:
     tables = []
     size = 0
     for path in state.current_files.column("path").to_pylist():
-        found = KEPT_ROWS.pop(_address(state.path, path))
+        found = kept_rows.KEPT_ROWS.pop(_address(state.path, path))
         if found is None:
             found = _read_file(files, path, MOST_ROW_BYTES - size)
         size += found.nbytes
@@ -347,7 +347,7 @@ def _write_file(
             files.delete_file(name)
         raise
     if is_current != _FALSE:
-        KEPT_ROWS.keep(_address(path, name), rows)
+        kept_rows.KEPT_ROWS.keep(_address(path, name), rows)
     values = {} if is_current is None else {IS_CURRENT: is_current}
     return [AddAction(name, size, values, int(time.time() * 1000), True, _statistics(rows))]
 
@@ -372,6 +372,6 @@ def _statistics(rows: pa.Table) -> str:
 
 def _discard(zone: RawZone, path: str, added: Sequence[AddAction]) -> None:
     for file in added:
-        KEPT_ROWS.pop(_address(path, file.path))
+        kept_rows.KEPT_ROWS.pop(_address(path, file.path))
         with suppress(OSError):
             filesystem(zone.lake, path).delete_file(file.path)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from deltalake import DeltaTable
 
-from pgcdc_assets.merge.batch import commit, scope
-from pgcdc_assets.merge.batch.kept_rows import KeptRows
+from pgcdc_assets.merge.batch import kept_rows, scope
 
 
 def merge_by_spark(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +20,7 @@ def merge_together(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forget_rows() -> None:
     """Forget the rows that this process has written, as if another process did the next merge."""
-    commit.KEPT_ROWS = KeptRows()
+    kept_rows.KEPT_ROWS = kept_rows.KeptRows()
 
 
 def merges_by_spark(path: str) -> int:
