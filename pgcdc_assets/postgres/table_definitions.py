@@ -130,7 +130,10 @@ select p.root::bigint, p.oid::bigint, n.nspname, c.relname, p.version::text::big
                 where s.attrelid = p.oid and s.attnum = -6 and a.attnum > 0
                   and a.xmin = s.xmin and a.cmin = s.cmin and s.xmin = p.version)
          and c.relfilenode in (0, c.oid),
-       c.relfilenode::bigint
+       c.relfilenode::bigint,
+       (select string_agg(a.attnum || ':' || a.xmin, ',' order by a.attnum)
+          from pg_attribute a
+         where a.attrelid = p.oid and a.attgenerated = 's' and not a.attisdropped)
   from part p
   join pg_class c on c.oid = p.oid and c.relpersistence <> 'u'
   join pg_namespace n on n.oid = c.relnamespace

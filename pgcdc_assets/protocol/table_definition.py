@@ -82,12 +82,15 @@ class Partition:
         xmin: version of the row of pg_inherits, which ATTACH PARTITION writes.
         is_new_table: the table was created as a partition, so its first row came later.
         relfilenode: `pg_class.relfilenode`; 0 for a partitioned table.
+        generated: versions of the rows of pg_attribute of stored generated columns; None without
+            such a column, and in a look of an earlier release.
     """
 
     name: str
     xmin: int
     is_new_table: bool
     relfilenode: int
+    generated: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

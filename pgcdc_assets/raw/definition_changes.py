@@ -62,6 +62,7 @@ def compare_definitions(
     if is_rewritten:
         found += _find_rewrite(before, after)
         found += _find_uncertain_values(changes)
+        found += _find_other_expressions(before, after)
     found += _find_other_texts(before, after)
     found += _compare_partitions(before, after, unused)
     return found
@@ -181,6 +182,29 @@ def _find_rewrite(before: TableDefinition, after: TableDefinition) -> Iterator[S
     ]
     if rewritten:
         detail = f"ALTER TYPE may have changed the values of {' or '.join(rewritten)}."
+        yield SchemaChangeFound(SchemaChange.TABLE_REWRITTEN, (), detail, True)
+
+
+def _find_other_expressions(
+    before: TableDefinition, after: TableDefinition
+) -> Iterator[SchemaChangeFound]:
+    """Find partitions in which ALTER TABLE ... SET EXPRESSION has changed generated values.
+
+    A partition may have an expression of its own, so no column of the partitioned table is written.
+    """
+    own = [column.attnum or 0 for column in after.relation.columns if column.generated]
+    if not own or any(_is_written(before, after, attnum) for attnum in own):
+        return
+    names = [
+        now.name
+        for oid, now in after.partitions.items()
+        if (then := before.partitions.get(oid)) is not None
+        and then.relfilenode != now.relfilenode
+        and then.generated
+        and now.generated not in (then.generated, None)
+    ]
+    if names:
+        detail = f"Generated values may have another expression in partitions: {_some(names)}."
         yield SchemaChangeFound(SchemaChange.TABLE_REWRITTEN, (), detail, True)
 
 

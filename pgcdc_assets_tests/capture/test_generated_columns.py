@@ -69,3 +69,27 @@ def test_a_generated_column_that_is_no_longer_sent_is_not_taken_for_a_dropped_on
         if column.name == "twice"
     ]
     assert 3 not in places
+
+
+def test_another_expression_of_a_partition_needs_a_snapshot(capturing: Capturing) -> None:
+    """F3, F12: ALTER TABLE rewrites the partition, and writes no row of the published table."""
+    if int(capturing.database.value("show server_version_num")) < 180000:
+        pytest.skip("generated columns are published since Postgres 18")
+    execute = capturing.database.execute
+    execute(
+        "create table t (id int primary key, g int generated always as (id * 2) stored)"
+        " partition by range (id); create table p partition of t for values from (0) to (10);"
+        "create table q partition of t for values from (10) to (20);"
+        "insert into t values (1), (11);"
+        "create publication pub for table t"
+        " with (publish_via_partition_root, publish_generated_columns = stored)"
+    )
+    snapshot_tables(capturing.settings, capturing.zone, capturing.slot, "pub")
+    execute("vacuum full p")
+    assert shown(poll(capturing)) == []
+    execute("alter table p alter g set expression as (id * 3)")
+    assert shown(poll(capturing)) == ["t table_rewritten!"]
+    execute("alter table t alter g set expression as (id * 4)")
+    assert shown(poll(capturing)) == ["t table_rewritten!"]
+    execute("alter table t alter g type bigint")
+    assert shown(poll(capturing)) == ["t type_widened g", "t values_uncertain g"]
