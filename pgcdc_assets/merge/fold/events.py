@@ -182,6 +182,17 @@ class Fold:
         """Write the SQL of a field's text in an event with the known values of `toast.py`."""
         return f"known_{index}.text" if index in self.unknown else f"tuple[{index}]"
 
+    def compared_text(self, index: int) -> str:
+        """Write the SQL of a field's text in `tuple` by which equal rows are found.
+
+        Spark prints a real as a double otherwise than Postgres, such as 5.0 for 5.
+        """
+        text, columns = f"tuple[{index}]", self.schema.relation.columns
+        is_double = index < len(columns) and columns[index].base_type == "float8"
+        if is_double and any(index in layout.conversions for layout in self.layouts):
+            return f"CAST(try_cast({text} AS DOUBLE) AS STRING)"
+        return text
+
     def is_unchanged(self, index: int) -> str:
         """Write the SQL of whether the new tuple leaves a field out."""
         contains = self._by_layout("array_contains(unchanged, {})", index, of_text=False)

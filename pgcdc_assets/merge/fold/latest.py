@@ -78,11 +78,12 @@ def keep_bag_remainder(bag: DataFrame, fold: Fold, *further: str) -> DataFrame:
         F.expr(f"max(struct(commit_lsn, ordinal, is_content, {', '.join(rest)})) AS last"),
         F.expr(f"max(struct({at})) FILTER (WHERE is_content) AS last_put_in"),
     ]
-    if len(fold.common_fields) == len(fold.schema.fields):
+    compared = [fold.compared_text(i) for i in fold.common_fields]
+    if compared == [f"tuple[{i}]" for i in range(len(fold.schema.fields))]:
         rows = bag.groupBy(*keys, "tuple").agg(*aggregates)
     else:
         # A row that was added before a column existed is removed with the column's default.
-        common = f"array({', '.join(f'tuple[{i}]' for i in fold.common_fields)})"
+        common = f"array({', '.join(compared)})"
         newest = "max_by(tuple, struct(commit_lsn, ordinal)) FILTER (WHERE is_content) AS tuple"
         rows = (
             bag.selectExpr("*", f"{common} AS told_by")

@@ -113,6 +113,22 @@ def test_a_row_from_before_a_column_is_removed_with_any_value_of_the_column(
     }
 
 
+def test_a_real_from_before_a_wider_type_is_removed_with_its_text_of_a_double(
+    spark: SparkSession,
+) -> None:
+    """Spark prints the older texts as doubles, and Postgres the later ones."""
+    tables = (relation(column("id"), column("v", kind)) for kind in ("float4", "float8"))
+    described = [RelationVersion(1, n, Lsn(n), table) for n, table in enumerate(tables, 1)]
+    stats = ChangeStats(versions={1: 100, 2: 200}, old_kinds={"O"})
+    keys: list[Events] = [
+        [((1, 0), True, ("5.0",)), ((2, 0), False, ("5",))],
+        [((1, 0), True, ("1.0E20",)), ((2, 0), False, ("1e+20",))],
+        [((1, 0), True, ("5.0",)), ((2, 0), False, ("6",)), ((2, 0), True, ("7",))],
+    ]
+    fold = Fold(build_schema(described, None), stats)
+    assert _found(keep_bag_remainder(_events(spark, keys), fold)) == {2: ((2, 0), True, ("7",))}
+
+
 def test_the_newest_event_of_a_key_is_kept(spark: SparkSession) -> None:
     keys: list[Events] = [
         [((1, 9), True, A), ((2, 0), True, B)],
