@@ -27,8 +27,11 @@ def run(options: argparse.Namespace) -> int:
     from pgcdc_assets.orchestration.jobs.sync_report import SyncLimits
     from pgcdc_assets.orchestration.project.code_location import load_location
     from pgcdc_assets.orchestration.project.home import open_instance
-    from pgcdc_assets.orchestration.runs.applied_snapshots import check_new_applied, find_merged
-    from pgcdc_assets.orchestration.runs.partial_request import check_applied
+    from pgcdc_assets.orchestration.runs.applied_snapshots import (
+        check_applied,
+        check_new_applied,
+        find_merged,
+    )
     from pgcdc_assets.orchestration.state import left_tables
     from pgcdc_assets.orchestration.table_list import refresh_at_load
 

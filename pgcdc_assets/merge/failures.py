@@ -28,7 +28,7 @@ from pgcdc_assets.merge.kinds.keyless import MISSING_ROW
 from pgcdc_assets.merge.report import MergeFailure, MergeReport
 from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.raw.store_errors import explain_store_error
-from pgcdc_assets.spark.errors import condition_of, is_definite, text_of
+from pgcdc_assets.spark.errors import condition_of, definite_condition_of, text_of
 from pgcdc_assets.spark.session import runs_embedded, session_has_ended
 from pgcdc_assets.spark.sql import delta_table, identifier
 from pgcdc_assets.table_name import quoted
@@ -41,13 +41,6 @@ _OUT_OF_MEMORY = "OutOfMemoryError"
 _NOT_NULL = ("DELTA_NOT_NULL_CONSTRAINT_VIOLATED", "DELTA_MISSING_NOT_NULL_COLUMN_VALUE")
 _LACKS_REQUIRED = "FAILED_READ_FILE.NO_HINT"
 
-# Conditions that appear only within the text of an error of a Spark task.
-_IN_TEXT = (
-    "DELTA_VIOLATE_CONSTRAINT_WITH_VALUES",
-    "DELTA_NOT_NULL_CONSTRAINT_VIOLATED",
-    "CAST_INVALID_INPUT",
-    "CAST_OVERFLOW",
-)
 # Conditions and texts of errors about a missing file.
 _MISSING_FILE = (
     "DELTA_FILE_NOT_FOUND",
@@ -109,12 +102,11 @@ def _explained(task: MergeTask, error: Exception, session: SparkSession | None) 
             return TableDamaged(path=task.path, reason=f"a file is missing ({condition})")
         # A compaction may have replaced a file of the raw zone: the next run reads the new file.
         return _transient(name, condition)
-    inner = next((known for known in _IN_TEXT if known in text), None)
-    if inner is not None or is_definite(error):
-        condition = inner or condition
+    definite = definite_condition_of(error)
+    if definite is not None:
         return TableRefused(
             table=name,
-            reason=f"Spark reported {condition}, which a retry would raise again. Nothing was "
+            reason=f"Spark reported {definite}, which a retry would raise again. Nothing was "
             "committed; Spark's log may have the details. If the Delta table was altered by "
             "hand, undo the alteration; otherwise rebuild the table: pgcdc rebuild",
         )

@@ -25,7 +25,7 @@ from pgcdc_assets.errors import (
 )
 from pgcdc_assets.lsn import Position
 from pgcdc_assets.raw.log_table import open_delta_table
-from pgcdc_assets.raw.refused_commits import is_unsupported
+from pgcdc_assets.raw.refused_commits import WRITTEN_FEATURES, is_unsupported
 from pgcdc_assets.raw.store_errors import explain_store_error
 from pgcdc_assets.raw.table_files import set_log_aside
 from pgcdc_assets.raw.zone import RawZone
@@ -40,7 +40,13 @@ from pgcdc_assets.tables.owned_columns import (
     find_owned,
     versions_of_table,
 )
-from pgcdc_assets.tables.properties import APPEND_ONLY, MAPPING, MAX_COLUMN_ID, is_append_only
+from pgcdc_assets.tables.properties import (
+    APPEND_ONLY,
+    CONSTRAINT,
+    MAPPING,
+    MAX_COLUMN_ID,
+    is_append_only,
+)
 from pgcdc_assets.tables.state import (
     is_written,
     open_table,
@@ -53,26 +59,6 @@ if TYPE_CHECKING:
 
 _ATTEMPTS = 5
 
-# Table features that delta-rs writes. Spark writes all that an owner may turn on.
-_BY_DELTA_RS = frozenset(
-    {
-        "appendOnly",
-        "changeDataFeed",
-        "checkConstraints",
-        "columnMapping",
-        "deletionVectors",
-        "generatedColumns",
-        "invariants",
-        "timestampNtz",
-        "v2Checkpoint",
-        "variantType",
-    }
-)
-# The prefix of the properties with the CHECK constraints of an owner. A commit of files by delta-rs
-# does not check their rows.
-_CONSTRAINT = "delta.constraints."
-# Conditions that appear only within the text of an error of a Spark task.
-_REFUSED = ("DELTA_VIOLATE_CONSTRAINT_WITH_VALUES", "DELTA_NOT_NULL_CONSTRAINT_VIOLATED")
 # Prefixes of properties that Delta itself assigns to a new table.
 _ASSIGNED = (MAX_COLUMN_ID, "delta.rowTracking.materialized")
 
@@ -126,8 +112,8 @@ def describe_replaced(zone: RawZone, target: CdcTable, path: str) -> ReplacedTab
         versions = versions_of_table(zone, target.schema, target.table)
         owned = find_owned(table.schema().to_json(), properties, versions)
     features = table.protocol().writer_features or ()
-    is_for_spark = not _BY_DELTA_RS.issuperset(features)
-    is_for_spark |= any(name.startswith(_CONSTRAINT) for name in properties)
+    is_for_spark = not WRITTEN_FEATURES.issuperset(features)
+    is_for_spark |= any(name.startswith(CONSTRAINT) for name in properties)
     return ReplacedTable(path, watermark, properties, columns, owned, is_for_spark)
 
 
@@ -299,18 +285,17 @@ def explain_overwrite(path: str, error: Exception) -> PgcdcError:
 
     The text of a Spark error may quote values of rows.
     """
-    from pgcdc_assets.spark.errors import condition_of, is_definite, text_of
+    from pgcdc_assets.spark.errors import condition_of, definite_condition_of
 
-    text = text_of(error) or ""
-    refused = next((known for known in _REFUSED if known in text), None)
-    if refused is None and not is_definite(error):
+    definite = definite_condition_of(error)
+    if definite is None:
         return explain_store_error(path, error) or TransientError(
             reason=f"The rebuild of the Delta table {path} was not finished: Spark reported "
             f"{condition_of(error)}. Run it again."
         )
     return DefiniteError(
         reason=f"The Delta table {path} cannot be rebuilt: Spark reported "
-        f"{refused or condition_of(error)}, which a repetition would raise again. If its owner has "
+        f"{definite}, which a repetition would raise again. If its owner has "
         "altered the table, such as by a constraint that rows of the source violate, undo the "
         "alteration."
     )

@@ -21,6 +21,22 @@ from pgcdc_assets.raw.delta_log import FOLDER, read_commit
 # The key of the mark in the `commitInfo` of a commit.
 _MARK = "pgcdcCommit"
 
+# Table features that delta-rs writes. Spark writes all that an owner may turn on.
+WRITTEN_FEATURES = frozenset(
+    {
+        "appendOnly",
+        "changeDataFeed",
+        "checkConstraints",
+        "columnMapping",
+        "deletionVectors",
+        "generatedColumns",
+        "invariants",
+        "timestampNtz",
+        "v2Checkpoint",
+        "variantType",
+    }
+)
+
 
 def new_mark() -> dict[str, Any]:
     """Return the entry of a commit's `commitInfo` that marks the commit."""

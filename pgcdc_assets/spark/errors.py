@@ -49,6 +49,14 @@ _DEFINITE_CONDITIONS = (
     "UNRESOLVED_",
 )
 
+# Conditions that appear only within the text of an error of a Spark task.
+_IN_TEXT = (
+    "DELTA_VIOLATE_CONSTRAINT_WITH_VALUES",
+    "DELTA_NOT_NULL_CONSTRAINT_VIOLATED",
+    "CAST_INVALID_INPUT",
+    "CAST_OVERFLOW",
+)
+
 
 def is_conflict(error: Exception) -> bool:
     """Return whether the error is a conflict with a concurrent writer of the table."""
@@ -62,6 +70,15 @@ def is_definite(error: Exception) -> bool:
     if is_conflict(error):
         return False
     return isinstance(error, _DEFINITE) or condition_of(error).startswith(_DEFINITE_CONDITIONS)
+
+
+def definite_condition_of(error: Exception) -> str | None:
+    """Return the condition of an error that a repetition raises again; None for another error."""
+    text = text_of(error) or ""
+    inner = next((known for known in _IN_TEXT if known in text), None)
+    if inner is None and is_definite(error):
+        return condition_of(error)
+    return inner
 
 
 def condition_of(error: Exception) -> str:

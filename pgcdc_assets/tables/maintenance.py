@@ -23,6 +23,7 @@ from deltalake.exceptions import DeltaError
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.log_cleanup import shorten_log
+from pgcdc_assets.raw.refused_commits import WRITTEN_FEATURES
 from pgcdc_assets.spark.sql import delta_table, string
 from pgcdc_assets.tables.checkpoints import delete_checksum_of_hint
 from pgcdc_assets.tables.checksums import (
@@ -44,19 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # Table features of which a checkpoint by delta-rs has everything.
-_FEATURES = frozenset(
-    {
-        "appendOnly",
-        "changeDataFeed",
-        "checkConstraints",
-        "columnMapping",
-        "deletionVectors",
-        "generatedColumns",
-        "invariants",
-        "timestampNtz",
-        "variantType",
-    }
-)
+_FEATURES = WRITTEN_FEATURES - {"v2Checkpoint"}
 
 # Delta's property: whether a checkpoint deletes log entries that are past their retention.
 _LOG_CLEANUP = "delta.enableExpiredLogCleanup"

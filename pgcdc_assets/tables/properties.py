@@ -38,6 +38,9 @@ OWN_FILE_RETENTION = "pgcdc.file_retention"
 # Delta's property: how long readers see an application transaction; without limit by default.
 TRANSACTION_RETENTION = "delta.setTransactionRetentionDuration"
 
+# The prefix of the CHECK constraints of an owner. delta-rs does not check the rows of files that it
+# commits.
+CONSTRAINT = "delta.constraints."
 # Of an owner: Delta refuses commits that remove rows.
 APPEND_ONLY = "delta.appendOnly"
 

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.merge import MergeFailure, MergeReport, rebuild_table
-from pgcdc_assets.orchestration.runs.partial_request import check_applied
+from pgcdc_assets.orchestration.runs.applied_snapshots import check_applied
 from pgcdc_assets.postgres import plain_snapshot
 from pgcdc_assets.postgres.wal import advance_wal
 from pgcdc_assets.raw.retention import remove_partial_snapshots

@@ -28,7 +28,7 @@ from pgcdc_assets.merge.write import table_properties
 from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.compaction import needs_compaction
-from pgcdc_assets.tables.properties import MAPPING, is_append_only
+from pgcdc_assets.tables.properties import CONSTRAINT, MAPPING, is_append_only
 from pgcdc_assets.tables.state import ScdState
 
 # With the value `apart` of this environment variable, Spark merges each table.
@@ -49,7 +49,7 @@ _FEATURES = frozenset(
 )
 # The highest version of a writer without a list of features whose only features are among these.
 _PLAIN_WRITER = 2
-_CONSTRAINTS = ("delta.constraints.", "delta.generationExpression", "delta.invariants")
+_CONSTRAINTS = (CONSTRAINT, "delta.generationExpression", "delta.invariants")
 
 
 # Chooses the class that writes a table; None for a kind of table that only Spark merges.

@@ -15,13 +15,10 @@ from pgcdc_assets.errors import ConfigurationError, MergeConflict, resnapshot_re
 from pgcdc_assets.orchestration.metadata import source_column_schema
 from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
+from pgcdc_assets.orchestration.runs.applied_snapshots import passed_error
 from pgcdc_assets.orchestration.runs.claims import claim_run
 from pgcdc_assets.orchestration.runs.failures import dagster_failures, raise_failed
-from pgcdc_assets.orchestration.runs.partial_request import (
-    build_partial_snapshot,
-    partial_request,
-    passed_error,
-)
+from pgcdc_assets.orchestration.runs.partial_request import build_partial_snapshot, partial_request
 from pgcdc_assets.orchestration.runs.records import ADOPT_SLOT_TAG, PARTIAL_TAG
 from pgcdc_assets.orchestration.state import read_gates, watermarks
 from pgcdc_assets.postgres.snapshot_age import SnapshotAge

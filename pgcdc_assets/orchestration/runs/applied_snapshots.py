@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
 
-from pgcdc_assets.orchestration.runs.partial_request import check_applied
+from pgcdc_assets.errors import TransientError
+from pgcdc_assets.lsn import Position
 from pgcdc_assets.orchestration.state import watermarks
 from pgcdc_assets.raw.snapshots import SnapshotIdentity
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.tables.state import has_applied, read_watermark, table_path
 
 
 def find_merged(
@@ -45,3 +47,31 @@ def check_new_applied(zone: RawZone, merged: Mapping[CdcTable, Set[SnapshotIdent
         # One write may have an empty snapshot together with the changes after it.
         if new and new[0].row_count:
             check_applied(zone, table, new[0].position)
+
+
+def check_applied(zone: RawZone, table: CdcTable, position: Position) -> None:
+    """Check that the merges of a table have applied a snapshot of all or some rows.
+
+    Raises:
+        TransientError: a merge that was planned before the snapshot was landed has passed it.
+    """
+    for scd in table.scd:
+        path = table_path(zone.lake, zone.name, table.schema, table.table, scd)
+        if has_applied(zone, path, position):
+            continue
+        watermark = read_watermark(zone.lake, zone.name, table.schema, table.table, scd)
+        # A complete snapshot that was taken later has the same rows.
+        if watermark is not None and any(
+            snapshot.name == table.name and position < snapshot.position <= watermark
+            for snapshot in zone.snapshots.complete_snapshots()
+        ):
+            continue
+        raise passed_error(table, position)
+
+
+def passed_error(table: CdcTable, position: Position) -> TransientError:
+    """Return the error of a table that was merged past a snapshot."""
+    return TransientError(
+        reason=f"Another process merged {table.qualified_name} past the LSN of the snapshot, "
+        f"{position.lsn}, so the snapshot is not applied. Run it again."
+    )

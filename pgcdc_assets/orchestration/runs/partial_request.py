@@ -13,12 +13,10 @@ from dataclasses import dataclass, field
 
 from pgcdc_assets.capture.partial_snapshot import PartialSnapshot
 from pgcdc_assets.capture.snapshot_pool import SnapshotReport
-from pgcdc_assets.errors import TransientError
-from pgcdc_assets.lsn import Position
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
-from pgcdc_assets.tables.state import has_applied, read_scd_state, read_watermark, table_path
+from pgcdc_assets.tables.state import read_scd_state, table_path
 
 
 @dataclass
@@ -65,31 +63,3 @@ def build_partial_snapshot(
         if state is not None and state.is_keyless and not table.key:
             raise partial.refused("it has no key in the lake")
     return partial
-
-
-def check_applied(zone: RawZone, table: CdcTable, position: Position) -> None:
-    """Check that the merges of a table have applied a snapshot of all or some rows.
-
-    Raises:
-        TransientError: a merge that was planned before the snapshot was landed has passed it.
-    """
-    for scd in table.scd:
-        path = table_path(zone.lake, zone.name, table.schema, table.table, scd)
-        if has_applied(zone, path, position):
-            continue
-        watermark = read_watermark(zone.lake, zone.name, table.schema, table.table, scd)
-        # A complete snapshot that was taken later has the same rows.
-        if watermark is not None and any(
-            snapshot.name == table.name and position < snapshot.position <= watermark
-            for snapshot in zone.snapshots.complete_snapshots()
-        ):
-            continue
-        raise passed_error(table, position)
-
-
-def passed_error(table: CdcTable, position: Position) -> TransientError:
-    """Return the error of a table that was merged past a snapshot."""
-    return TransientError(
-        reason=f"Another process merged {table.qualified_name} past the LSN of the snapshot, "
-        f"{position.lsn}, so the snapshot is not applied. Run it again."
-    )
