@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import subprocess
+import timeit
 from pathlib import Path
 
 import psutil
@@ -32,7 +33,9 @@ def find_commit(root: Path = ROOT) -> str | None:
 
 
 def describe_machine(postgres: int | None) -> dict[str, str | int | float | None]:
-    """Return cores, memory, load and versions of the machine.
+    """Return cores, speed, memory, load and versions of the machine.
+
+    Virtual machines of the same name may differ in speed by half. `python_loop_ms` shows it.
 
     Args:
         postgres: the major version of the measured server.
@@ -47,12 +50,19 @@ def describe_machine(postgres: int | None) -> dict[str, str | int | float | None
         "java": _java_version(),
         "postgres": None if postgres is None else _postgres_version(postgres),
         "load_average_before": round(os.getloadavg()[0], 2),
+        "python_loop_ms": _loop_ms(),
     }
 
 
 def _cpu_model() -> str | None:
     found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return found[1] if found else None
+
+
+def _loop_ms() -> int:
+    """Return the milliseconds of a million additions in Python, the shortest of three times."""
+    loop = "for i in range(1_000_000): n += i"
+    return round(min(timeit.repeat(loop, "n = 0", number=1, repeat=3)) * 1000)
 
 
 def _java_version() -> str | None:

@@ -174,12 +174,14 @@ def build_runs(entries: Sequence[Entry]) -> str:
                 "never" if last is None else _recorded(last),
                 "" if last is None else marks[_hardware(last)],
                 str(machine.get("load_average_before", "")),
+                # Older results lack it.
+                str(machine.get("python_loop_ms", "")),
             )
         )
     minutes = sum(benchmark.minutes for benchmark in BENCHMARKS.values())
-    rows.append(("all", "", "", f"about {minutes} min", "", "", "", ""))
+    rows.append(("all", "", "", f"about {minutes} min", *[""] * 5))
     names = ("ONLY", "works on", "heap", "takes", "took", "last recorded", "machine", "load before")
-    return _table(names, rows)
+    return _table((*names, "loop, ms"), rows)
 
 
 def build_machines(entries: Sequence[Entry]) -> str:

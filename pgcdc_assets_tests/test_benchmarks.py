@@ -329,6 +329,7 @@ def test_a_machine_is_described_with_its_versions() -> None:
     assert machine["cores"] and machine["memory_gb"] and machine["cpu"]
     assert str(machine["postgres"]).startswith("18.")
     assert str(machine["java"]).startswith(("17", "21"))
+    assert 5 < int(str(machine["python_loop_ms"])) < 2000
     json.dumps(machine)
 
 
