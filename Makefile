@@ -29,7 +29,9 @@ $(BIN)/python:
 
 $(STAMP): setup.cfg pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing the package and its tools into .venv, which takes some minutes"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
+	@# pip builds a wheel of pyspark, whose jars are compressed already.
+	@printf '[bdist_wheel]\ncompression = stored\n' >.venv/build.cfg
+	@DIST_EXTRA_CONFIG=$(CURDIR)/.venv/build.cfg $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
 	    --constraint constraints.txt --editable '.[demo,dev]' & \
 	    pip=$$!; trap 'kill $$pip' INT TERM; SECONDS=0; \
 	    while sleep 0.2; kill -0 $$pip 2>/dev/null; do \
