@@ -4,6 +4,7 @@ SHELL := /bin/bash
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell command -v $(name))))
 BIN := .venv/bin
 STAMP := .venv/.installed
+PREPARED := .venv/.prepared
 # Five processes, each with its own servers, keep two cores busy, because many tests wait.
 # pgcdc_assets_tests/support/balance.py determines the order of the test files.
 SIDE_BY_SIDE := -n 5 --dist loadscope --no-loadscope-reorder
@@ -18,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 
 .PHONY: install
-install: $(STAMP) ## install the package and its tools into .venv
+install: $(PREPARED) ## install the package and its tools into .venv
 
 $(BIN)/python:
 	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -40,8 +41,11 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt | $(BIN)/python
 	            (( SECONDS < 5 )) || echo "... $$(du -sm .venv | cut -f1) MB installed ($$SECONDS s)"; \
 	        fi; \
 	    done; wait $$pip
-	-@$(BIN)/pgcdc spark prepare
 	@touch $@
+
+# Without it, the first session downloads the jars, and each JVM starts more slowly.
+$(PREPARED): $(STAMP)
+	@if $(BIN)/pgcdc spark prepare; then touch $@; fi
 
 .PHONY: s3-server
 s3-server: | $(BIN)/python
@@ -72,7 +76,8 @@ lint: $(STAMP) ## check format, types and the direction of imports
 # If a version of Postgres cannot be installed, its tests are skipped by name; in CI the run fails.
 .PHONY: test
 test: java ## run the tests and lint, and measure the coverage
-	@# The S3 server's build needs two minutes of CPU time, and pip mostly waits for downloads.
+	@# The S3 server's build needs a minute of CPU time, and pip mostly waits for downloads. Then Spark
+	@# is prepared, and the tests are compiled.
 	@$(MAKE) --no-print-directory --jobs=2 install s3-server compiled-tests
 	-@$(BIN)/python -m pgcdc_assets_tests.support.postgres_binaries 18 15
 	-@$(BIN)/pgcdc spark prepare
@@ -81,7 +86,7 @@ test: java ## run the tests and lint, and measure the coverage
 	@$(BIN)/python -m pgcdc_assets_tests.support.coverage_floor .coverage.json
 
 .PHONY: mutation
-mutation: $(STAMP) java ## test mutants; SCOPE=protocol,slots,capture,fold,batch,merge SAMPLE=100 SEED=1 SECONDS=600
+mutation: $(PREPARED) java ## test mutants; SCOPE=protocol,slots,capture,fold,batch,merge SAMPLE=100 SEED=1 SECONDS=600
 	$(BIN)/python -m pgcdc_assets_tests.mutation $(if $(SCOPE),--scope $(SCOPE)) \
 	    $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) \
 	    $(if $(SECONDS),--seconds $(SECONDS)) $(if $(ONLY),--only $(ONLY)) $(if $(SQL),--sql) \
@@ -92,7 +97,7 @@ coverage: ## list the lines that the newest `make test` did not reach
 	$(BIN)/python -m slipcover --skip-covered --merge .coverage.json --out /dev/null
 
 .PHONY: test-all
-test-all: $(STAMP) s3-server java ## run all tests, including long ones, on Postgres 14 to 18
+test-all: $(PREPARED) s3-server java ## run all tests, including long ones, on Postgres 14 to 18
 	-@$(BIN)/python -m pgcdc_assets_tests.support.postgres_binaries 18 17 16 15 14
 	-@$(BIN)/pgcdc spark prepare
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --pg=18,17,16,15,14
@@ -124,15 +129,15 @@ docs: $(STAMP) ## write the generated parts of the documentation, and build the 
 	$(BIN)/python -m mkdocs build
 
 .PHONY: demo
-demo: $(STAMP) java ## run the whole pipeline once on a sample shop, and compare every value
+demo: $(PREPARED) java ## run the whole pipeline once on a sample shop, and compare every value
 	$(BIN)/python -m pgcdc_assets.demo $(if $(LAKE),--lake $(LAKE))
 
 .PHONY: dev
-dev: $(STAMP) java ## run the sample shop and Dagster until Ctrl-C: http://127.0.0.1:3000
+dev: $(PREPARED) java ## run the sample shop and Dagster until Ctrl-C: http://127.0.0.1:3000
 	@exec $(BIN)/python -m pgcdc_assets.demo dev $(if $(PORT),--port $(PORT)) $(if $(LAKE),--lake $(LAKE))
 
 .PHONY: bench
-bench: $(STAMP) java ## run the benchmarks; ONLY=capture,merge selects some
+bench: $(PREPARED) java ## run the benchmarks; ONLY=capture,merge selects some
 	$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY))
 
 .PHONY: help
