@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from pgcdc_assets_tests.support.balance import choose_group, group_of, kinds_of
 from pgcdc_assets_tests.support.object_store import StoreProxy
 from pgcdc_assets_tests.support.postgres_binaries import RELEASES, install, main
 from pgcdc_assets_tests.support.sampling import SHARE
+from pgcdc_assets_tests.support.server_folder import PREFIX, new_server_folder
 from pgcdc_assets_tests.support.spark import CONNECT, EMBEDDED
 
 NOT_INSTALLED = "9"
@@ -222,3 +224,21 @@ def test_the_proxy_of_the_s3_server_asks_at_once_for_the_body_of_a_put() -> None
             assert client.recv(1000).startswith(b"HTTP/1.1 100 Continue\r\n")
     finally:
         proxy.close()
+
+
+def test_folders_of_servers_are_in_memory_and_those_of_killed_runs_are_deleted(
+    tmp_path: Path,
+) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left = tmp_path / f"{PREFIX}own-{ended.pid}-abc"
+    (left / "data").mkdir(parents=True)
+    living = new_server_folder("own", tmp_path)
+    assert new_server_folder("pg18", tmp_path).parent == living.parent == tmp_path
+    assert living.exists() and not left.exists()
+
+
+def test_folders_of_servers_are_on_disk_without_much_memory() -> None:
+    folder = new_server_folder("own", Path("/proc"))
+    folder.rmdir()
+    assert folder.parent == Path(tempfile.gettempdir())

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from psycopg2 import OperationalError
@@ -34,6 +32,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.server_folder import new_server_folder
 from pgcdc_assets_tests.support.servers import SETTINGS
 from pgcdc_assets_tests.support.standby import start_standby
 from pgcdc_assets_tests.support.waits import wait_until
@@ -106,7 +105,7 @@ def version() -> int:
 def pair(version: int) -> Iterator[Pair]:
     if binaries(version) is None:
         pytest.skip(f"Postgres {version} is not installed")
-    folder = Path(tempfile.mkdtemp(prefix="pgcdc-test-pair-"))
+    folder = new_server_folder("pair")
     standby_settings = {**SETTINGS, "hot_standby_feedback": "on"}
     primary = EmbeddedServer(folder / "primary", version, SETTINGS)
     standby = EmbeddedServer(folder / "standby", version, standby_settings)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -18,6 +16,7 @@ from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.captures import NAME, Capturing
 from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.server_folder import new_server_folder
 from pgcdc_assets_tests.support.servers import SETTINGS
 from pgcdc_assets_tests.support.standby import start_standby, wait_for_replay
 
@@ -31,7 +30,7 @@ def promoted() -> Iterator[tuple[Database, Database]]:
     """Return two promoted standbys of one primary, the second of which had received more WAL."""
     if binaries(18) is None:
         pytest.skip("Postgres 18 is not installed")
-    folder = Path(tempfile.mkdtemp(prefix="pgcdc-test-promoted-"))
+    folder = new_server_folder("promoted")
     primary, *standbys = (EmbeddedServer(folder / name, 18, SETTINGS) for name in "pqr")
     try:
         primary.start()

@@ -7,7 +7,6 @@ An upgrade from 18 to 18 keeps slots as well.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.handover import copied_rows
+from pgcdc_assets_tests.support.server_folder import new_server_folder
 from pgcdc_assets_tests.support.servers import SETTINGS
 from pgcdc_assets_tests.support.waits import wait_until
 
@@ -42,7 +42,7 @@ select pg_current_wal_insert_lsn() = pg_current_wal_flush_lsn() and not exists (
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder that the user of the servers may write to."""
-    found = Path(tempfile.mkdtemp(prefix="pgcdc-test-upgrade-"))
+    found = new_server_folder("upgrade")
     yield found
     found.rmdir()
 

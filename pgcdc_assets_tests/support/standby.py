@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from psycopg2 import sql
@@ -17,6 +15,7 @@ from pgcdc_assets.demo.programs import binaries, run_program
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets_tests.support.database import Database, create_database, drop_database
+from pgcdc_assets_tests.support.server_folder import new_server_folder
 from pgcdc_assets_tests.support.servers import SETTINGS
 from pgcdc_assets_tests.support.waits import wait_until
 
@@ -147,7 +146,7 @@ class Source:
 @pytest.fixture(scope="module")
 def standby_pair(server: EmbeddedServer) -> Iterator[StandbyPair]:
     """A primary and a standby, shared by the tests of a module."""
-    folder = Path(tempfile.mkdtemp(prefix="pgcdc-test-standby-"))
+    folder = new_server_folder("standby")
     primary = EmbeddedServer(folder / "primary", server.version, SETTINGS)
     standby = EmbeddedServer(folder / "standby", server.version, SETTINGS)
     try:

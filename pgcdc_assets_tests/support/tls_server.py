@@ -7,7 +7,6 @@ import select
 import shutil
 import socket
 import ssl
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
 from pgcdc_assets.postgres.stream import tls_start, tls_transport
 from pgcdc_assets_tests.support.certificates import Certificates
 from pgcdc_assets_tests.support.database import Database, create_database, drop_database
+from pgcdc_assets_tests.support.server_folder import new_server_folder
 from pgcdc_assets_tests.support.waits import wait_until
 
 # The embedded servers are built without SSL.
@@ -235,7 +235,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 @pytest.fixture(scope="session")
 def shared_tls_server(certificates: Certificates) -> Iterator[TlsServer]:
     # The server's user cannot read pytest's temporary folder.
-    folder = Path(tempfile.mkdtemp(prefix="pgcdc-test-tls-")) / "data"
+    folder = new_server_folder("tls") / "data"
     server = TlsServer(EmbeddedServer(folder, VERSION, UNSAFE_BUT_FAST), certificates)
     try:
         server.start()

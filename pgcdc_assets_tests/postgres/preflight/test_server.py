@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import psycopg2
 import pytest
@@ -20,6 +18,7 @@ from pgcdc_assets.postgres.slots import create_slot, read_slot_status
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.handover import streamed_changes
 from pgcdc_assets_tests.support.preflight import findings_of, problems_in, settings_as
+from pgcdc_assets_tests.support.server_folder import new_server_folder
 from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = pytest.mark.postgres
@@ -138,7 +137,7 @@ def test_a_managed_service_gets_no_statement_that_it_refuses(
 @pytest.mark.sampled
 def test_wrong_wal_level_and_missing_slots_and_walsenders_are_errors() -> None:
     """B8, on a separate server."""
-    folder = Path(tempfile.mkdtemp(prefix="pgcdc-test-own-"))
+    folder = new_server_folder("own")
     few = {**UNSAFE_BUT_FAST, "max_replication_slots": "1", "max_wal_senders": "1"}
     server = EmbeddedServer(folder / "data", 18, {**few, "wal_level": "replica"})
     try:
@@ -191,7 +190,7 @@ def test_wrong_wal_level_and_missing_slots_and_walsenders_are_errors() -> None:
 @pytest.mark.sampled
 def test_enough_slots_and_walsenders_for_the_commands_are_required() -> None:
     """B8: enough for a capture, too few for `pgcdc verify`, then exactly enough."""
-    folder = Path(tempfile.mkdtemp(prefix="pgcdc-test-own-"))
+    folder = new_server_folder("own")
     few = {**UNSAFE_BUT_FAST, "max_replication_slots": "2", "max_wal_senders": "2"}
     server = EmbeddedServer(folder / "data", 18, few)
     try:

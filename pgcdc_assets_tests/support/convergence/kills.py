@@ -23,7 +23,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -48,6 +47,7 @@ from pgcdc_assets_tests.support.convergence.oracle import (
 from pgcdc_assets_tests.support.convergence.sync_process import LIMITS, capture, copy
 from pgcdc_assets_tests.support.convergence.workload import TABLES, Workload
 from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.server_folder import new_server_folder
 from pgcdc_assets_tests.support.servers import SETTINGS
 from pgcdc_assets_tests.support.tls_server import tls_fronts
 
@@ -316,7 +316,7 @@ def main() -> None:
     parser.add_argument("--two-phase", action="store_true")
     options = parser.parse_args()
     with ExitStack() as stack:
-        folder = Path(tempfile.mkdtemp(prefix="pgcdc-test-kills-"))
+        folder = new_server_folder("kills")
         server = EmbeddedServer(folder / "data", options.pg, SETTINGS)
         stack.callback(folder.rmdir)
         stack.callback(server.remove)
