@@ -154,7 +154,7 @@ def _summary_row(entry: Entry, what: str, beside: str, marks: Mapping[str, str])
 
 def build_runs(entries: Sequence[Entry]) -> str:
     """Return the table of benchmarks, with workload, duration and newest run."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     marks = _mark_machines(entries)
     for name, benchmark in BENCHMARKS.items():
         of_benchmark = [entry for entry in entries if entry["benchmark"] == name]
