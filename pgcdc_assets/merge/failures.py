@@ -52,6 +52,10 @@ _MISSING_FILE = (
     "PATH_NOT_FOUND",
 )
 
+# Texts of the operating system about a disk without space, in errors of several classes. The JVM
+# also raises a FileNotFoundException for a file that it cannot create.
+_FULL_DISK = ("No space left on device", "Disk quota exceeded", "File too large")
+
 # The folders of the raw zone whose files no compaction replaces.
 _SNAPSHOTS = ("/raw/snapshots/", "/raw/partial_snapshots/")
 
@@ -86,6 +90,9 @@ def _explained(task: MergeTask, error: Exception, session: SparkSession | None) 
     refused = explain_store_error(task.path, error) if text else None
     if isinstance(refused, ConfigurationError):
         return refused
+    full = next((each for each in _FULL_DISK if each in text), None)
+    if full is not None:
+        return _full_disk(task, full)
     required = _required_columns(task, f"{condition} {text}")
     if required:
         return _must_be_nullable(task, required)
@@ -159,6 +166,14 @@ def _transient(name: str, condition: str) -> TransientError:
     return TransientError(
         reason=f"Table {name} was not merged: Spark reported {condition}. Nothing of it was "
         "committed; Spark's log may have the details."
+    )
+
+
+def _full_disk(task: MergeTask, reason: str) -> TransientError:
+    return TransientError(
+        reason=f"Table {task.plan.target.qualified_name} was not merged: {reason}. Nothing of it "
+        f"was committed. Free space on the disk of {task.path}, or on that of Spark's temporary "
+        "files (spark.local.dir), then run it again."
     )
 
 
