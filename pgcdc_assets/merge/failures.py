@@ -28,7 +28,13 @@ from pgcdc_assets.merge.kinds.keyless import MISSING_ROW
 from pgcdc_assets.merge.report import MergeFailure, MergeReport
 from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.raw.store_errors import explain_store_error
-from pgcdc_assets.spark.errors import condition_of, definite_condition_of, text_of
+from pgcdc_assets.spark.errors import (
+    TEMPORARY,
+    condition_of,
+    definite_condition_of,
+    full_disk_of,
+    text_of,
+)
 from pgcdc_assets.spark.session import runs_embedded, session_has_ended
 from pgcdc_assets.spark.sql import delta_table, identifier
 from pgcdc_assets.table_name import quoted
@@ -51,10 +57,6 @@ _MISSING_FILE = (
     "FileNotFoundException",
     "PATH_NOT_FOUND",
 )
-
-# Texts of the operating system about a disk without space, in errors of several classes. The JVM
-# also raises a FileNotFoundException for a file that it cannot create.
-_FULL_DISK = ("No space left on device", "Disk quota exceeded", "File too large")
 
 # The folders of the raw zone whose files no compaction replaces.
 _SNAPSHOTS = ("/raw/snapshots/", "/raw/partial_snapshots/")
@@ -90,7 +92,7 @@ def _explained(task: MergeTask, error: Exception, session: SparkSession | None) 
     refused = explain_store_error(task.path, error) if text else None
     if isinstance(refused, ConfigurationError):
         return refused
-    full = next((each for each in _FULL_DISK if each in text), None)
+    full = full_disk_of(error)
     if full is not None:
         return _full_disk(task, full)
     required = _required_columns(task, f"{condition} {text}")
@@ -173,7 +175,7 @@ def _full_disk(task: MergeTask, reason: str) -> TransientError:
     return TransientError(
         reason=f"Table {task.plan.target.qualified_name} was not merged: {reason}. Nothing of it "
         f"was committed. Free space on the disk of {task.path}, or on that of Spark's temporary "
-        "files (spark.local.dir), then run it again."
+        f"files ({TEMPORARY}), then run it again."
     )
 
 

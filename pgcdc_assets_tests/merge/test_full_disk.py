@@ -13,6 +13,7 @@ from pgcdc_assets.errors import TransientError
 from pgcdc_assets.merge import MergeFailure, merge_tables
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.tables.maintenance import maintain_table
 from pgcdc_assets_tests.support.merge.history import Landing, column, insert, relation, update
 from pgcdc_assets_tests.support.merge.one_table import merge
 from pgcdc_assets_tests.support.merge.small_tables import merge_by_spark
@@ -69,3 +70,20 @@ def test_the_error_names_the_folder_and_the_next_merge_continues(
         (3, "c"),
         (4, "d"),
     ]
+
+
+def test_the_error_of_a_maintenance_names_the_disks(
+    spark: SparkSession, zone: RawZone, jvm: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merge_by_spark(monkeypatch)
+    landing = Landing(zone, [relation(column("id"), column("v", "text"))])
+    landing.begin([["1", "a"]])
+    landing.land([insert("2", "b")])
+    path = merge(spark, landing, CdcTable("shop", "items")).path
+    with (
+        _full_disk(jvm),
+        pytest.raises(TransientError, match=r"File too large\. Free space .*spark\.local\.dir"),
+    ):
+        maintain_table(lambda: spark, zone.lake, path, 24)
+    maintain_table(lambda: spark, zone.lake, path, 24)
+    assert spark.read.format("delta").load(path).count() == 2
