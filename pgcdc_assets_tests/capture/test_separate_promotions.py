@@ -20,6 +20,7 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.policies import HeartbeatPolicy
 from pgcdc_assets.postgres import timelines
 from pgcdc_assets.postgres.heartbeat import create_table_sql
+from pgcdc_assets.postgres.libpq import execute
 from pgcdc_assets.postgres.timelines import server_timeline
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
@@ -138,13 +139,12 @@ def test_a_heartbeat_distinguishes_two_standbys_that_were_promoted_at_one_lsn(
 def _record_commands(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Return a list to which the commands about timelines are added."""
     asked: list[bytes] = []
-    real = timelines.execute
 
-    def execute(conn: Any, command: bytes, timeout_seconds: float) -> Any:
+    def recorded(conn: Any, command: bytes, timeout_seconds: float) -> Any:
         asked.append(command)
-        return real(conn, command, timeout_seconds)
+        return execute(conn, command, timeout_seconds)
 
-    monkeypatch.setattr(timelines, "execute", execute)
+    monkeypatch.setattr(timelines, "execute", recorded)
     return asked
 
 
