@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_OF_SYSTEM = re.compile(r"[^:\n↳]*\(os error \d+\)")
+
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's text, or the name of its class if the text is empty."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    """Return the first line of an error's text, or the name of its class if the text is empty.
+
+    delta-rs puts causes on lines of their own. That of the operating system is appended.
+    """
+    text = _COLOUR.sub("", str(error))
+    first, _, rest = text.partition("\n")
+    cause = _OF_SYSTEM.search(rest)
+    found = first.rstrip() or type(error).__name__
+    return f"{found}: {cause[0].strip()}" if cause else found

@@ -31,7 +31,11 @@ from pgcdc_assets.protocol.table_definition import TableDefinition
 from pgcdc_assets.raw.definition_changes import compare_definitions, definition_to_keep
 from pgcdc_assets.raw.definitions import CatalogLook, SeenDefinition, definition_text
 from pgcdc_assets.raw.relations import RelationVersion, newest_ids_of
-from pgcdc_assets.raw.schema_changes import SchemaChangeFound, compare_relations
+from pgcdc_assets.raw.schema_changes import (
+    SchemaChangeFound,
+    compare_relations,
+    one_value_detail,
+)
 from pgcdc_assets.raw.schema_events import CATALOG, STREAM, SchemaChange, SchemaEvent
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
@@ -365,9 +369,13 @@ def _covers(event: SchemaEvent, change: SchemaChangeFound, lsn: Lsn) -> bool:
     """Return whether a recorded event suffices for a change that the stream announces at an LSN.
 
     A look records a change above its first rows. With `on_schema_change: stop`, a table stops
-    before these rows.
+    before these rows. The value of the rows that are older than a column is lost if the table was
+    rewritten after the look, and the column has another type.
     """
     if (event.change, event.columns) != (change.change, change.columns):
+        return False
+    is_added = change.change is SchemaChange.COLUMN_ADDED
+    if is_added and change.needs_snapshot and event.detail == one_value_detail(*change.columns):
         return False
     is_stop = not event.needs_snapshot and event.change is not SchemaChange.VALUES_UNCERTAIN
     return event.lsn <= lsn or not is_stop

@@ -149,8 +149,9 @@ class TransactionSpool:
                 self._folder = self._create_folder()
             path = self._path(xid)
             self._writes[xid] = self._writes.get(xid, 0) + 1
+            # A write to an unbuffered Python file may be shorter on a full disk, without an error.
             with (
-                path.open("ab", buffering=0) as file,
+                pa.OSFile(str(path), "ab") as file,
                 pa.ipc.new_stream(file, batches[0].schema, options=_OPTIONS) as writer,
             ):
                 for batch in batches:

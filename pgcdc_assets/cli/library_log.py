@@ -8,6 +8,7 @@ written to copies of the original descriptors.
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import re
 import sys
@@ -17,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 FILES_KEPT = 20
 FILE_BYTES = 16 * 1024 * 1024
@@ -38,6 +39,18 @@ def terminal() -> TextIO:
     if _terminal is None and sys.stderr is None:
         _terminal = open(os.devnull, "w")
     return sys.stderr if _terminal is None else _terminal
+
+
+class _LogFile(io.FileIO):
+    """A file that drops what a full disk does not take.
+
+    A library's print must not fail, nor Python at its exit, which would change the exit status.
+    """
+
+    def write(self, data: Any) -> int:
+        with suppress(OSError):
+            super().write(data)
+        return memoryview(data).nbytes
 
 
 @dataclass
@@ -101,7 +114,11 @@ class LibraryLog:
         _terminal = _copy(err, 2, self._kept)
         for number in self._kept:
             os.dup2(self._fd, number)
-        sys.stderr = os.fdopen(os.dup(self._fd), "w", buffering=1, errors="backslashreplace")
+        sys.stderr = io.TextIOWrapper(
+            io.BufferedWriter(_LogFile(os.dup(self._fd), "w")),
+            errors="backslashreplace",
+            line_buffering=True,
+        )
         self._opened += {sys.stdout, sys.stderr, _terminal} - {out, err}
         threading.Thread(target=self._watch, name="library log", daemon=True).start()
 

@@ -28,7 +28,13 @@ from pgcdc_assets.merge.kinds.keyless import MISSING_ROW
 from pgcdc_assets.merge.report import MergeFailure, MergeReport
 from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.raw.store_errors import explain_store_error
-from pgcdc_assets.spark.errors import condition_of, definite_condition_of, text_of
+from pgcdc_assets.spark.errors import (
+    TEMPORARY,
+    condition_of,
+    definite_condition_of,
+    full_disk_of,
+    text_of,
+)
 from pgcdc_assets.spark.session import runs_embedded, session_has_ended
 from pgcdc_assets.spark.sql import delta_table, identifier
 from pgcdc_assets.table_name import quoted
@@ -86,6 +92,9 @@ def _explained(task: MergeTask, error: Exception, session: SparkSession | None) 
     refused = explain_store_error(task.path, error) if text else None
     if isinstance(refused, ConfigurationError):
         return refused
+    full = full_disk_of(error)
+    if full is not None:
+        return _full_disk(task, full)
     required = _required_columns(task, f"{condition} {text}")
     if required:
         return _must_be_nullable(task, required)
@@ -159,6 +168,14 @@ def _transient(name: str, condition: str) -> TransientError:
     return TransientError(
         reason=f"Table {name} was not merged: Spark reported {condition}. Nothing of it was "
         "committed; Spark's log may have the details."
+    )
+
+
+def _full_disk(task: MergeTask, reason: str) -> TransientError:
+    return TransientError(
+        reason=f"Table {task.plan.target.qualified_name} was not merged: {reason}. Nothing of it "
+        f"was committed. Free space on the disk of {task.path}, or on that of Spark's temporary "
+        f"files ({TEMPORARY}), then run it again."
     )
 
 

@@ -285,13 +285,13 @@ def explain_overwrite(path: str, error: Exception) -> PgcdcError:
 
     The text of a Spark error may quote values of rows.
     """
-    from pgcdc_assets.spark.errors import condition_of, definite_condition_of
+    from pgcdc_assets.spark.errors import definite_condition_of, failure_of
 
     definite = definite_condition_of(error)
     if definite is None:
         return explain_store_error(path, error) or TransientError(
-            reason=f"The rebuild of the Delta table {path} was not finished: Spark reported "
-            f"{condition_of(error)}. Run it again."
+            reason=f"The rebuild of the Delta table {path} was not finished: {failure_of(error)}. "
+            "Run it again."
         )
     return DefiniteError(
         reason=f"The Delta table {path} cannot be rebuilt: Spark reported "

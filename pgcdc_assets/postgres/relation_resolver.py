@@ -167,6 +167,8 @@ class CatalogResolver:
         completed = complete_relation(announced, {oid: current}, entry.types, attnums)
         if places is None and same and None in _attnums(completed):
             return Completion(same[-1])
+        for version in known:
+            completed = completed.with_missing_of(version)
         highest = max((column.attnum or 0 for column in completed.columns), default=0)
         if entry.attributes.may_exceed(highest, xid):
             completed = replace(completed, attribute_count=None)

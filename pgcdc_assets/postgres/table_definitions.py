@@ -99,8 +99,10 @@ select c.oid::bigint, c.oid in (select oid from published), c.xmin::text::bigint
 """
 
 _COLUMNS = """
-select a.attrelid::bigint, a.attnum, a.xmin::text::bigint, a.cmin::text::bigint
+select a.attrelid::bigint, a.attnum, a.xmin::text::bigint, a.cmin::text::bigint,
+       d.xmin::text::bigint
   from pg_attribute a
+  left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
  where a.attrelid = any(%s::bigint[]::oid[]) and a.attnum > 0 and not a.attisdropped
 """
 
@@ -241,8 +243,11 @@ def _read_tables(
     with conn.cursor() as cursor:
         cursor.execute(_COLUMNS, (list(tables),))
         columns: dict[int, dict[int, RowVersion]] = {}
-        for oid, attnum, xmin, cmin in cursor:
+        defaults: dict[int, dict[int, int]] = {}
+        for oid, attnum, xmin, cmin, of_default in cursor:
             columns.setdefault(oid, {})[attnum] = RowVersion(xmin, cmin)
+            if of_default is not None:
+                defaults.setdefault(oid, {})[attnum] = of_default
         cursor.execute(_PARTITIONS, (list(tables),))
         partitions: dict[int, dict[int, Partition]] = {}
         for root, oid, schema, table, *facts in cursor:
@@ -274,6 +279,7 @@ def _read_tables(
             membership=memberships[oid],
             attnums=frozenset(versions),
             column_versions={n: version for n, version in versions.items() if n in sent},
+            default_versions=defaults.get(oid, {}),
             class_version=RowVersion(row.xmin, row.cmin),
             type_version=row.type_version,
             relfilenode=row.relfilenode,

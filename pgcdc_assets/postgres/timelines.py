@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from psycopg import pq
 
@@ -64,13 +65,17 @@ class ServerTimeline:
         number = int(found.get_value(0, 1) or b"0")
         return cls(number, conn, timeout_seconds, settings.renewal)
 
-    def switches(self) -> dict[int, Lsn]:
+    def switches(self) -> Mapping[int, Lsn]:
         """Return the LSN at which each earlier timeline ended, by timeline.
 
         Raises:
             DefiniteError: the server does not have the history file.
             OSError: the connection was lost, or the server did not answer in time.
         """
+        return self._switches
+
+    @cached_property
+    def _switches(self) -> dict[int, Lsn]:
         if self.number == 1:
             return {}
         command = f"TIMELINE_HISTORY {self.number}".encode()

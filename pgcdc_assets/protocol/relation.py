@@ -74,6 +74,10 @@ class Column:
     generated: str | None = field(default=None, compare=False)
     identity: str | None = field(default=None, compare=False)
 
+    def has_type_of(self, other: Column) -> bool:
+        """Return whether the columns have the same type with the same modifier."""
+        return (self.type_oid, self.typmod) == (other.type_oid, other.typmod)
+
 
 @dataclass(frozen=True, slots=True)
 class Relation:
@@ -160,6 +164,24 @@ class Relation:
             if position is not None:
                 found[index] = position
         return found
+
+    def with_missing_of(self, other: Relation) -> Relation:
+        """Return the relation with the values of `missing` that another version has.
+
+        A rewrite of the table clears `attmissingval`. Until then it is as ADD COLUMN has set it.
+        """
+        known = {c.attnum: c for c in other.columns if c.missing is not None}
+        if not known:
+            return self
+        columns = []
+        for column in self.columns:
+            theirs = known.get(column.attnum) if column.missing is None else None
+            # Another type may print the value in another way.
+            if theirs is not None and column.has_type_of(theirs):
+                columns.append(replace(column, missing=theirs.missing))
+            else:
+                columns.append(column)
+        return replace(self, columns=tuple(columns))
 
     def describes(self, other: Relation) -> bool:
         """Return whether `other` is the same version of the table.

@@ -103,6 +103,7 @@ class TableDefinition:
         membership: why and how the publication sends the table.
         attnums: attnums of all columns of the table, sent or not.
         column_versions: version of the row of pg_attribute by attnum, of the sent columns.
+        default_versions: `xmin` of the row of pg_attrdef by attnum, of the columns with a default.
         class_version: version of the row of pg_class.
         type_version: `xmin` of the row of pg_type of the table's row type, which changes when the
             table is renamed, moved or gets another owner.
@@ -122,6 +123,7 @@ class TableDefinition:
     membership: Membership
     attnums: frozenset[int] = frozenset()
     column_versions: Mapping[int, RowVersion] = field(default_factory=dict)
+    default_versions: Mapping[int, int] = field(default_factory=dict)
     class_version: RowVersion = RowVersion(0, 0)
     type_version: int = 0
     relfilenode: int = 0

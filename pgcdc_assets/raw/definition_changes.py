@@ -73,9 +73,11 @@ def definition_to_keep(before: TableDefinition, after: TableDefinition) -> Table
 
     A table that the publication does not send keeps the columns that it had when it was sent. A
     publication that may have been renamed is compared with the publication that has its name later.
+    The value of the rows that are older than a column is kept after a rewrite: the stream may not
+    have announced the column yet.
     """
     if after.is_published:
-        return after
+        return replace(after, relation=after.relation.with_missing_of(before.relation))
     relation = before.relation
     membership = after.membership
     if membership.publication is None and before.membership.publication is not None:
@@ -170,12 +172,12 @@ def _find_rewrite(before: TableDefinition, after: TableDefinition) -> Iterator[S
     pairs = [(earlier[c.attnum], c) for c in after.relation.columns if c.attnum in earlier]
     # Up to Postgres 15, ALTER TYPE writes the rows of the later columns as well.
     retyped = {
-        after.column_versions.get(new.attnum or 0) for old, new in pairs if not _has_type(old, new)
+        after.column_versions.get(new.attnum or 0) for old, new in pairs if not new.has_type_of(old)
     }
     rewritten = [
         new.name
         for old, new in pairs
-        if _has_type(old, new)
+        if new.has_type_of(old)
         and after.column_versions.get(new.attnum or 0) not in retyped
         and _is_written(before, after, new.attnum or 0)
         and not _is_only_cleared(after, old, new)
@@ -242,10 +244,6 @@ def _find_other_texts(
         yield SchemaChangeFound(SchemaChange.TABLE_REWRITTEN, (), " ".join(details), True)
 
 
-def _has_type(old: Column, new: Column) -> bool:
-    return (old.type_oid, old.typmod) == (new.type_oid, new.typmod)
-
-
 def _is_written(before: TableDefinition, after: TableDefinition, attnum: int) -> bool:
     then, now = before.column_versions.get(attnum), after.column_versions.get(attnum)
     return then is not None and now is not None and then.xmin != now.xmin
@@ -256,12 +254,15 @@ def _is_only_cleared(after: TableDefinition, old: Column, new: Column) -> bool:
 
     The rewrite of a table first writes the row of pg_class, with the new file, and then clears the
     values. ALTER TYPE writes the column's row before it rewrites the table. The numbers of the
-    commands show the order, if one transaction has written both rows.
+    commands show the order, if one transaction has written both rows. SET DEFAULT after ALTER TYPE
+    in one transaction writes the column's row again, and a row of pg_attrdef.
     """
     if old.missing is None or new.missing is not None:
         return False
-    column, table = after.column_versions[new.attnum or 0], after.class_version
-    return column.xmin == table.xmin and column.cmin > table.cmin
+    attnum = new.attnum or 0
+    column, table = after.column_versions[attnum], after.class_version
+    has_other_default = after.default_versions.get(attnum) == column.xmin
+    return column.xmin == table.xmin and column.cmin > table.cmin and not has_other_default
 
 
 def _compare_partitions(

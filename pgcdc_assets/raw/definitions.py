@@ -211,6 +211,8 @@ def _definition(row: dict[str, Any]) -> TableDefinition:
         ),
         attnums=frozenset(row["attnums"]),
         column_versions={int(k): RowVersion(**v) for k, v in row["column_versions"].items()},
+        # An earlier release did not look at the defaults.
+        default_versions={int(k): v for k, v in row.get("default_versions", {}).items()},
         class_version=RowVersion(**row["class_version"]),
         type_version=row["type_version"],
         relfilenode=row["relfilenode"],

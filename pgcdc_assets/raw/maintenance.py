@@ -161,6 +161,6 @@ def _vacuum(table: RawTable, spared: Collection[str] = ()) -> int:
 
 def _failed(table: RawTable, error: Exception) -> TransientError:
     return TransientError(
-        reason=f"The maintenance of {table.uri} failed: {first_line(error)} No referenced file was "
-        "removed. The next maintenance continues."
+        reason=f"The maintenance of {table.uri} failed: {first_line(error).rstrip('.')}. No "
+        "referenced file was removed. The next maintenance continues."
     )

@@ -61,12 +61,17 @@ def compare_relations(
     return found
 
 
+def one_value_detail(name: str) -> str:
+    """Return the sentence about an added column whose older rows have a value in the catalog."""
+    return f"Column {name} was added, with one value for all older rows."
+
+
 def _compare_columns(before: Column, after: Column) -> Iterator[SchemaChangeFound]:
     name = after.name
     if before.name != name:
         detail = f"Column {before.name} is named {name} now."
         yield SchemaChangeFound(SchemaChange.COLUMN_RENAMED, (before.name, name), detail, False)
-    if (before.type_oid, before.typmod) == (after.type_oid, after.typmod):
+    if after.has_type_of(before):
         return
     types = f"from {_type_text(before)} to {_type_text(after)}"
     if is_widened(before, after):
@@ -92,7 +97,7 @@ def _added(before: Relation, column: Column, is_rewritten: bool | None) -> Schem
         detail = f"Column {column.name} is published now, and was not published before."
         return SchemaChangeFound(SchemaChange.PUBLICATION_CHANGED, name, detail, True)
     if column.missing is not None:
-        detail = f"Column {column.name} was added, with one value for all older rows."
+        detail = one_value_detail(column.name)
         return SchemaChangeFound(SchemaChange.COLUMN_ADDED, name, detail, False)
     may_have_values = is_rewritten
     if is_rewritten is None:

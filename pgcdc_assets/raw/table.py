@@ -379,7 +379,7 @@ class RawTable:
         self, error: Exception, outcome: str = _NOT_COMMITTED
     ) -> ConfigurationError | TransientError:
         return explain_store_error(self.uri, error) or TransientError(
-            reason=f"The Delta table {self.uri} cannot be written: {first_line(error)} "
-            f"{outcome} Check that the lake has space and is writable, then run it "
-            "again."
+            reason=f"The Delta table {self.uri} cannot be written: "
+            f"{first_line(error).rstrip('.')}. {outcome} Check that the lake has space and is "
+            "writable, then run it again."
         )

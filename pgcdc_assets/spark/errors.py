@@ -57,6 +57,13 @@ _IN_TEXT = (
     "CAST_OVERFLOW",
 )
 
+# In errors of several classes. The JVM also raises a FileNotFoundException for a file that it
+# cannot create.
+_FULL_DISK = ("No space left on device", "Disk quota exceeded", "File too large")
+
+# The setting of the folder for Spark's temporary files.
+TEMPORARY = "spark.local.dir"
+
 
 def is_conflict(error: Exception) -> bool:
     """Return whether the error is a conflict with a concurrent writer of the table."""
@@ -85,6 +92,22 @@ def condition_of(error: Exception) -> str:
     """Return Spark's error condition, or the name of the error's class."""
     condition = error.getCondition() if isinstance(error, PySparkException) else None
     return condition or type(error).__name__
+
+
+def full_disk_of(error: Exception) -> str | None:
+    """Return the operating system's text about a disk without space; None for another error."""
+    text = text_of(error) or ""
+    return next((known for known in _FULL_DISK if known in text), None)
+
+
+def failure_of(error: Exception) -> str:
+    """Return what failed, for a sentence: a full disk with the remedy, or Spark's condition."""
+    full = full_disk_of(error)
+    if full is None:
+        return f"Spark reported {condition_of(error)}"
+    return (
+        f"{full}. Free space on the disk of the lake, or of Spark's temporary files ({TEMPORARY})"
+    )
 
 
 def text_of(error: Exception) -> str | None:

@@ -211,8 +211,9 @@ class MessageTable:
             delete_old_files(self.table, loaded)
         except (DeltaError, OSError, pa.ArrowException) as error:
             raise TransientError(
-                reason=f"The maintenance of {self.table.uri} failed: {first_line(error)} No "
-                "referenced file was removed. The next maintenance continues."
+                reason=f"The maintenance of {self.table.uri} failed: "
+                f"{first_line(error).rstrip('.')}. No referenced file was removed. The next "
+                "maintenance continues."
             ) from error
 
     @property

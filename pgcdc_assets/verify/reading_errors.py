@@ -88,7 +88,13 @@ class TableReading:
 
     def explain(self, error: Exception) -> PgcdcError:
         """Return the error of this table for an error of a library."""
-        from pgcdc_assets.spark.errors import condition_of, is_definite, text_of
+        from pgcdc_assets.spark.errors import (
+            condition_of,
+            failure_of,
+            full_disk_of,
+            is_definite,
+            text_of,
+        )
 
         text, condition = text_of(error) or "", condition_of(error)
         refused = explain_store_error(self.path, error) if text else None
@@ -100,6 +106,8 @@ class TableReading:
                 reason=f"{what}, because Spark's memory was used up. Give Spark more memory: "
                 "spark.driver.memory in the capture's spark_config, or pgcdc spark start --memory."
             )
+        if full_disk_of(error) is not None:
+            return TransientError(reason=f"{what}: {failure_of(error)}. Run it again.")
         if any(known in text for known in _FILE_ERRORS):
             if self._has_file_in(text):
                 reason = f"a file is missing or damaged ({condition})"

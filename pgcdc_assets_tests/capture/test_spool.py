@@ -201,6 +201,40 @@ def test_a_full_disk_is_a_transient_error_with_the_remedy(tmp_path: Path) -> Non
     assert [path.name for path in (tmp_path / "spool").iterdir()] == [".lock"]
 
 
+NEARLY_FULL = """
+import resource, sys
+from pathlib import Path
+from pgcdc_assets.capture.spool import TransactionSpool
+from pgcdc_assets.errors import TransientError
+from pgcdc_assets_tests.capture.test_spool import rows
+with TransactionSpool(Path(sys.argv[1]), memory_bytes=1) as spool:
+    spool.append(7, rows(0))
+    size = spool.disk_bytes
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit in (*range(size - 64, size), *range(1, size - 64, 97)):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
+        try:
+            spool.append(8, rows(0))
+            print(limit, "of", size)
+        except TransientError:
+            pass
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        spool.drop(8)
+"""
+
+
+def test_a_disk_that_has_space_for_a_part_of_a_write_is_full(tmp_path: Path) -> None:
+    """The system writes the part. Nothing tells of the rest unless the length is compared."""
+    done = subprocess.run(
+        [sys.executable, "-c", NEARLY_FULL, str(tmp_path / "spool")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == ""
+
+
 def test_a_damaged_file_is_a_transient_error(tmp_path: Path) -> None:
     with TransactionSpool(tmp_path / "spool", memory_bytes=1) as spool:
         spool.append(7, rows(0))

@@ -41,6 +41,33 @@ def test_only_our_own_lines_reach_the_terminal(tmp_path: Path) -> None:
     assert log.read_text().count("noise") == 4
 
 
+def test_a_full_disk_of_the_log_changes_no_exit_status(tmp_path: Path) -> None:
+    """H7: a limit on file sizes simulates a full disk. The rest was written at the exit: 120."""
+    script = (
+        "import logging, os, resource, sys\n"
+        "from pathlib import Path\n"
+        "from pgcdc_assets.cli.library_log import open_library_log, terminal\n"
+        "log = open_library_log(Path(sys.argv[1]), 'test')\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (6, 6))\n"
+        "print('noise', file=sys.stderr)\n"
+        "print('more noise', file=sys.stderr)\n"
+        "logging.error('more noise')\n"
+        "log.settle()\n"
+        "print('result')\n"
+        "print('progress', file=terminal())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "result\n", "progress\n")
+    (log,) = tmp_path.glob("*-test-*.log")
+    assert log.read_text() == "noise\n"
+
+
 def test_the_descriptors_are_restored(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with library_log(tmp_path / "logs", "test") as log:
         os.write(2, b"noise")

@@ -179,6 +179,29 @@ except TransientError as error:
     assert len(data_files(zone)) == 1
 
 
+def test_the_error_of_a_refused_commit_has_the_cause(zone: RawZone) -> None:
+    """H7: delta-rs names the cause on a later line."""
+    zone.changes.land(window(100, 200), [transaction(100, 1)])
+    script = f"""
+import resource
+from pgcdc_assets.errors import TransientError
+from pgcdc_assets_tests.support.raw.rows import *
+from pgcdc_assets.raw.lake import Lake
+zone = RawZone(Lake({zone.lake.uri!r}), "test")
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+try:
+    zone.changes.land(window(200, 300), [])
+except TransientError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert "raw/changes cannot be written: " in done.stdout
+    assert ": File too large (os error 27). " in done.stdout
+    assert zone.changes.captured_through(1) == Lsn(200)
+
+
 def test_files_of_a_killed_landing_are_ignored_and_vacuumed_later(zone: RawZone) -> None:
     """A2, for the landing: SIGKILL after the files are written, before the commit."""
     script = f"""

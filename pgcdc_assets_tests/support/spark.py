@@ -32,6 +32,7 @@ ONCE = (
     "test_added_defaults.py",
     "test_bytes_that_are_not_text.py",
     "test_chosen_types.py",
+    "test_combined_changes.py",
     "test_encodings.py",
     "test_every_type.py",
     "test_renamed_tables.py",

@@ -9,11 +9,14 @@ import pytest
 from deltalake import DeltaTable
 
 from pgcdc_assets import failpoints
+from pgcdc_assets.capture.schema_watch import poll_catalog
 from pgcdc_assets.lsn import Position
 from pgcdc_assets.merge import MergeFailure, MergeReport
 from pgcdc_assets.merge.rebuild import rebuild_table
+from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.session import own_sessions
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify import Rule, check_all, check_merged
 from pgcdc_assets_tests.support.merge.pipeline import EACH_KIND, PUBLICATION, Pipeline
@@ -221,3 +224,22 @@ def test_rows_have_the_default_if_a_snapshot_shows_the_column_before_the_stream(
         found[scd] = sorted(map(tuple, frame.collect()))
     assert found[2] == [(1, 5, True), (2, 5, False), (3, 6, True)], "no version begins or ends"
     assert found[1] == [(1, 5, False), (2, 5, True), (3, 6, False)]
+
+
+@pytest.mark.sampled
+def test_rows_have_the_default_if_the_table_was_rewritten_before_the_first_row(
+    pipeline: Pipeline,
+) -> None:
+    """A poll has seen the column. VACUUM FULL then clears the default in the catalog."""
+    table = TableName("public", "t")
+    pipeline.start("create table t (id int primary key, v text)", "insert into t values (1, 'a')")
+    pipeline.sync()
+    pipeline.database.execute("alter table t add n int default 5")
+    with query_connection(pipeline.database.settings(), "poll") as conn:
+        [event] = poll_catalog(conn, pipeline.zone, [table], PUBLICATION)
+    assert not event.needs_snapshot
+    pipeline.database.execute("vacuum full t")
+    pipeline.database.execute("insert into t values (2, 'b', 6)")
+    assert pipeline.sync()["public.t"].columns_filled == ("n",)
+    pipeline.assert_equal("t")
+    assert pipeline.rows(columns="id, n") == [(1, 5), (2, 6)]

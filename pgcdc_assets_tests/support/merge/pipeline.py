@@ -8,6 +8,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from pgcdc_assets.capture.limits import CaptureLimits
 from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.lsn import Lsn, LsnWindow
@@ -64,7 +65,7 @@ class Pipeline:
         wanted = [TableName("public", table) for table in tables] or None
         snapshot_tables(self.database.settings(), self.zone, self.slot, PUBLICATION, wanted)
 
-    def capture(self) -> LsnWindow:
+    def capture(self, limits: CaptureLimits | None = None) -> LsnWindow:
         """Capture all earlier commits as the next window."""
         epoch = self.zone.epochs.latest()
         assert epoch is not None
@@ -75,7 +76,8 @@ class Pipeline:
         )
         end = Lsn.parse(self.database.value("select pg_current_wal_flush_lsn()::text"))
         window = LsnWindow.of(epoch.epoch, start, end)
-        capture_window(self.database.settings(), self.zone, self.slot, PUBLICATION, window)
+        settings = self.database.settings()
+        capture_window(settings, self.zone, self.slot, PUBLICATION, window, limits)
         self.windows.append(window)
         return window
 
