@@ -17,14 +17,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from pgcdc_assets import failpoints
-from pgcdc_assets.errors import MergeConflict
+from pgcdc_assets.errors import MergeConflict, TableRefused
 from pgcdc_assets.merge.fold.table_schema import Field, TableSchema
 from pgcdc_assets.merge.fold.type_changes import date_as_timestamp
+from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.spark.sql import delta_table, identifier, string
 from pgcdc_assets.tables.columns import RESCUED, normalize_name
 from pgcdc_assets.tables.fence import Step
 from pgcdc_assets.tables.properties import CLUSTERED_BY
-from pgcdc_assets.tables.source_columns import SOURCE, TableColumn, is_certain
+from pgcdc_assets.tables.source_columns import SOURCE, TableColumn, is_certain, source_of
 
 EMPTY_MAP = "CAST(map() AS MAP<STRING, STRING>)"
 
@@ -83,6 +84,39 @@ def find_column_changes(columns: Sequence[TableColumn], schema: TableSchema) -> 
         if column.type != fields[column.name].type.ddl.lower()
     }
     return ColumnChanges(fields, names, types, tuple(removed), missing)
+
+
+def check_none_lost(
+    path: str, changes: ColumnChanges, schema: TableSchema, followed: RelationVersion | None
+) -> None:
+    """Check that the table has the columns that its rows follow.
+
+    A merge would add a column again that the owner has dropped, and NULL would look like its value
+    in all rows that do not change any more.
+
+    Args:
+        followed: the relation version that the rows follow; None if it is not known.
+
+    Raises:
+        TableRefused: the table lacks such a column.
+    """
+    if followed is None:
+        return
+    written = {source_of(followed, column) for column in followed.relation.columns}
+    missing = [schema.fields[index] for index in changes.missing]
+    lost = [each for each in missing if each.source in written and not each.is_retained]
+    if not lost:
+        return
+    names = ", ".join(f'"{each.name}"' for each in lost)
+    columns = ", ".join(f"{identifier(each.name)} {each.type.ddl}" for each in lost)
+    raise TableRefused(
+        table=schema.relation.qualified_name,
+        reason=f"the Delta table {path} lacks {names}, which the source has and earlier merges "
+        "have written. If its owner has dropped or renamed the column, rebuild the table, which "
+        "gives its rows the values again: pgcdc rebuild. Or run in Spark: ALTER TABLE "
+        f"{delta_table(path)} ADD COLUMNS ({columns}); the value is then NULL in each row until "
+        "the row changes at the source",
+    )
 
 
 def _match(columns: Sequence[TableColumn], schema: TableSchema) -> dict[int, TableColumn]:
