@@ -35,6 +35,7 @@ BEFORE_COPY_COMMIT = "before_copy_commit"
 AFTER_COPY_COMMIT = "after_copy_commit"
 
 # Merge, rebuild and maintenance.
+AFTER_CLUSTERED_OVERWRITE = "after_clustered_overwrite"
 AFTER_COLUMNS_REWRITTEN = "after_columns_rewritten"
 AFTER_COLUMNS_ADDED = "after_columns_added"
 BEFORE_BATCH_COMMIT = "before_batch_commit"

@@ -24,6 +24,7 @@
     │   ├── ProtocolError
     │   ├── RawZoneError
     │   ├── TableDamaged
+    │   │   └── TableRestored
     │   └── MergeConflict
     │       └── TableRefused
     ├── CaptureCancelled        the caller ended the capture: no retry  exit status 130
@@ -71,6 +72,7 @@ from pgcdc_assets.errors.tables import (
     TableDamaged,
     TableMoved,
     TableRefused,
+    TableRestored,
     WatermarkGap,
     WindowUnavailable,
 )
@@ -102,6 +104,7 @@ __all__ = [
     "TableDamaged",
     "TableMoved",
     "TableRefused",
+    "TableRestored",
     "TransientError",
     "WatermarkGap",
     "WindowUnavailable",

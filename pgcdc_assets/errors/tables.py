@@ -126,6 +126,25 @@ class TableDamaged(DefiniteError):
     capture: str = UNKNOWN_CAPTURE
 
 
+class TableRestored(TableDamaged):
+    """An SCD table's rows are older than its watermark, as after a RESTORE.
+
+    Attributes:
+        version: of the RESTORE or CLONE.
+        before: the version before it.
+    """
+
+    message = (
+        "The Delta table {path} lacks changes that were merged: its version {version} is a RESTORE "
+        "or CLONE of older rows, which does not reset the watermark. Rebuild the table from the "
+        "raw zone with: pgcdc rebuild {capture}. Or undo version {version} in Spark: RESTORE TABLE "
+        "delta.`{path}` TO VERSION AS OF {before}"
+    )
+
+    version: int = 0
+    before: int = 0
+
+
 class MergeConflict(DefiniteError):
     """A table cannot be merged as requested."""
 

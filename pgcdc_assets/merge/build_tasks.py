@@ -142,7 +142,7 @@ def build_tasks(
                     limits,
                 ),
             )
-            described = _describe(table, plan.snapshot, relations(plan.epoch))
+            described = _describe(zone, table, plan.snapshot, relations(plan.epoch))
             is_remade = check_log_is_there(zone.lake, table, snapshots, kept)
         except PgcdcError as error:
             yield MergeFailure(*table.target.name, error)
@@ -234,7 +234,7 @@ def _plan(
 
 
 def _describe(
-    table: OpenedTable, snapshot: Snapshot | None, relations: SourceRelations
+    zone: RawZone, table: OpenedTable, snapshot: Snapshot | None, relations: SourceRelations
 ) -> RelationVersion | None:
     """Find the relation version of the plan's snapshot; None without a snapshot.
 
@@ -243,11 +243,8 @@ def _describe(
     """
     found = None if snapshot is None else relations.snapshot_version(snapshot)
     if snapshot is not None and found is None:
-        raise RawZoneError(
-            raw_zone=table.path,
-            reason=f"relation version {snapshot.relation_version} of "
-            f"{table.target.qualified_name} is not described in raw/relations.",
-        )
+        name = table.target.qualified_name
+        raise zone.relations.missing_error(name, snapshot.relation_version)
     return found
 
 

@@ -9,19 +9,23 @@ neither feature (docs/decisions/0036-changed-columns-are-rewritten.md).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from pgcdc_assets.errors import MergeConflict
+from pgcdc_assets import failpoints
+from pgcdc_assets.errors import MergeConflict, TableRefused
 from pgcdc_assets.merge.fold.table_schema import Field, TableSchema
 from pgcdc_assets.merge.fold.type_changes import date_as_timestamp
+from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.spark.sql import delta_table, identifier, string
 from pgcdc_assets.tables.columns import RESCUED, normalize_name
 from pgcdc_assets.tables.fence import Step
-from pgcdc_assets.tables.source_columns import SOURCE, TableColumn, is_certain
+from pgcdc_assets.tables.properties import CLUSTERED_BY
+from pgcdc_assets.tables.source_columns import SOURCE, TableColumn, is_certain, source_of
 
 EMPTY_MAP = "CAST(map() AS MAP<STRING, STRING>)"
 
@@ -80,6 +84,39 @@ def find_column_changes(columns: Sequence[TableColumn], schema: TableSchema) -> 
         if column.type != fields[column.name].type.ddl.lower()
     }
     return ColumnChanges(fields, names, types, tuple(removed), missing)
+
+
+def check_none_lost(
+    path: str, changes: ColumnChanges, schema: TableSchema, followed: RelationVersion | None
+) -> None:
+    """Check that the table has the columns that its rows follow.
+
+    A merge would add a column again that the owner has dropped, and NULL would look like its value
+    in all rows that do not change any more.
+
+    Args:
+        followed: the relation version that the rows follow; None if it is not known.
+
+    Raises:
+        TableRefused: the table lacks such a column.
+    """
+    if followed is None:
+        return
+    written = {source_of(followed, column) for column in followed.relation.columns}
+    missing = [schema.fields[index] for index in changes.missing]
+    lost = [each for each in missing if each.source in written and not each.is_retained]
+    if not lost:
+        return
+    names = ", ".join(f'"{each.name}"' for each in lost)
+    columns = ", ".join(f"{identifier(each.name)} {each.type.ddl}" for each in lost)
+    raise TableRefused(
+        table=schema.relation.qualified_name,
+        reason=f"the Delta table {path} lacks {names}, which the source has and earlier merges "
+        "have written. If its owner has dropped or renamed the column, rebuild the table, which "
+        "gives its rows the values again: pgcdc rebuild. Or run in Spark: ALTER TABLE "
+        f"{delta_table(path)} ADD COLUMNS ({columns}); the value is then NULL in each row until "
+        "the row changes at the source",
+    )
 
 
 def _match(columns: Sequence[TableColumn], schema: TableSchema) -> dict[int, TableColumn]:
@@ -156,21 +193,52 @@ def overwrite_clustered(
 ) -> None:
     """Replace rows and columns, and cluster the table as before by the columns that remain.
 
-    The properties of the table stay.
+    The properties of the table stay. An overwrite of the schema removes the clustering, and no
+    writer of a path commits both: a property notes the columns, in case the process dies between.
 
     Args:
         renamed: new names by present names.
     """
     described = spark.sql(f"DESCRIBE DETAIL {delta_table(path)}").collect()[0]
     known = set(map(normalize_name, rows.columns))
-    before = [renamed.get(name, name) for name in described["clusteringColumns"]]
+    before = described["clusteringColumns"]
+    if before:
+        before = [renamed.get(name, name) for name in before]
+    else:
+        before = json.loads(described["properties"].get(CLUSTERED_BY, "[]"))
     clustered_by = [name for name in before if normalize_name(name) in known]
+    if clustered_by:
+        noted = string(json.dumps(clustered_by))
+        spark.sql(
+            f"ALTER TABLE {delta_table(path)} SET TBLPROPERTIES ({string(CLUSTERED_BY)} = {noted})"
+        )
     writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
     writer.partitionBy(*partitioned_by).options(**step.options).save(path)
     if clustered_by:
-        # An overwrite of the schema removes the clustering.
-        columns = ", ".join(map(identifier, clustered_by))
-        spark.sql(f"ALTER TABLE {delta_table(path)} CLUSTER BY ({columns})")
+        failpoints.reach(failpoints.AFTER_CLUSTERED_OVERWRITE)
+        _cluster(spark, path, clustered_by)
+
+
+def finish_clustering(spark: SparkSession, path: str, properties: Mapping[str, str]) -> None:
+    """Cluster a table as before an overwrite that did not end.
+
+    Args:
+        properties: of the table.
+    """
+    if CLUSTERED_BY not in properties:
+        return
+    described = spark.sql(f"DESCRIBE DETAIL {delta_table(path)}").collect()[0]
+    # The process died before the overwrite, or the owner has clustered the table since.
+    is_clustered = bool(described["clusteringColumns"])
+    _cluster(spark, path, [] if is_clustered else json.loads(properties[CLUSTERED_BY]))
+
+
+def _cluster(spark: SparkSession, path: str, names: Sequence[str]) -> None:
+    """Cluster a table by columns, and remove the note of an unfinished overwrite."""
+    table = delta_table(path)
+    if names:
+        spark.sql(f"ALTER TABLE {table} CLUSTER BY ({', '.join(map(identifier, names))})")
+    spark.sql(f"ALTER TABLE {table} UNSET TBLPROPERTIES IF EXISTS ({string(CLUSTERED_BY)})")
 
 
 def rescued_sql(before: str, entries: str) -> str:

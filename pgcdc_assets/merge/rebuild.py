@@ -31,6 +31,7 @@ from pgcdc_assets.errors import (
     resnapshot_remedy,
 )
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
+from pgcdc_assets.merge.rebuild_range import check_not_older, find_range
 from pgcdc_assets.merge.replaced_table import (
     ReplacedTable,
     create_again,
@@ -102,14 +103,15 @@ def rebuild_table(
             the first schema change whose snapshot is not there yet.
 
     Raises:
-        ConfigurationError: nothing is captured yet, or the table was never merged.
+        ConfigurationError: nothing is captured yet, the table was never merged, or the raw zone is
+            older than the table.
         RawExpired: retention removed windows that the rebuild needs.
         DefiniteError: the changes cannot be folded.
         TransientError: the lake could not be written, or other writers committed every time, or a
             snapshot of the table was completed during the rebuild.
     """
     started = time.monotonic()
-    window = _range(zone, target, scd, through)
+    window = find_range(zone, target, scd, through)
     path = table_path(zone.lake, zone.name, target.schema, target.table, scd)
     before = describe_replaced(zone, target, path)
     if before is None:
@@ -117,6 +119,7 @@ def rebuild_table(
             reason=f"Table {target.qualified_name} was never merged: there is no {path}. The next "
             "merge builds it from raw."
         )
+    check_not_older(zone, target, before, through)
     remove_stale(zone.lake, zone.name, STALE_AFTER)
     if target.schema_policy == STOP:
         gate = read_gate(zone, target, scd, before.watermark, window.end_position)
@@ -140,34 +143,6 @@ def rebuild_table(
         changes_read,
         time.monotonic() - started,
     )
-
-
-def _range(zone: RawZone, target: CdcTable, scd: int, through: Lsn | None) -> LsnWindow:
-    """Return the range to be folded; only its epoch and its end are used."""
-    epoch = zone.epochs.latest()
-    if epoch is None:
-        raise ConfigurationError(
-            reason=f"Nothing was captured for {zone.name} yet. Run `pgcdc sync`."
-        )
-    captured = zone.changes.captured_through(epoch.epoch) or epoch.start_lsn
-    if through is None:
-        gate = read_gate(zone, target, scd, None, Position(epoch.epoch, captured))
-        waits = gate is not None and gate.heals and gate.hold.epoch == epoch.epoch
-        through = min(captured, gate.hold.lsn) if gate is not None and waits else captured
-    if through > captured:
-        raise ConfigurationError(
-            reason=f"{zone.name} is captured through {captured}, so nothing can be rebuilt through "
-            f"{through}. Run `pgcdc sync` first, or name an LSN up to {captured}."
-        )
-    floor = zone.changes.kept_from(epoch.epoch)
-    if floor is not None and through < floor:
-        raise RawExpired(what=f"A rebuild through {through}", floor=floor, capture=zone.name)
-    if through < epoch.start_lsn:
-        raise ConfigurationError(
-            reason=f"Epoch {epoch.epoch} of {zone.name} starts at {epoch.start_lsn}, so nothing "
-            f"can be rebuilt through {through}. Name an LSN from there up to {captured}."
-        )
-    return LsnWindow.of(epoch.epoch, 0, through)
 
 
 def _build(

@@ -32,7 +32,13 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table, string
 from pgcdc_assets.tables.checkpoints import WITHOUT_UPKEEP
-from pgcdc_assets.tables.fence import Step, fence_app_id, fence_transactions, read_fence
+from pgcdc_assets.tables.fence import (
+    Step,
+    fence_app_id,
+    fence_transactions,
+    read_fence,
+    read_watermarks,
+)
 from pgcdc_assets.tables.merge_notes import NOTES, PAST_NOTES, last_fence_of_notes
 from pgcdc_assets.tables.owned_columns import (
     NOTHING_OWNED,
@@ -50,7 +56,6 @@ from pgcdc_assets.tables.properties import (
 from pgcdc_assets.tables.state import (
     is_written,
     open_table,
-    read_position,
     record_watermark,
 )
 
@@ -94,8 +99,11 @@ def describe_replaced(zone: RawZone, target: CdcTable, path: str) -> ReplacedTab
         return ReplacedTable(path, None, {}, (), NOTHING_OWNED, is_readable=False)
     if table is None:
         return None
+    # After a restore of the raw zone, the table may be in an epoch that the zone does not have.
+    epochs = range(1, len(zone.epochs.all()) + 2)
     try:
-        watermark = read_position(zone, table, path)
+        found = read_watermarks(zone, table, path, epochs)
+        watermark = max((Position(*mark) for mark in found.items()), default=None)
     except TableDamaged:
         watermark = None
     columns = tuple(field.name for field in table.schema().fields)

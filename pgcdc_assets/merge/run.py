@@ -28,6 +28,7 @@ from pgcdc_assets.errors import (
 from pgcdc_assets.lsn import LsnWindow, Position
 from pgcdc_assets.merge.batch.run import SmallMerges
 from pgcdc_assets.merge.build_tasks import build_tasks
+from pgcdc_assets.merge.column_changes import finish_clustering
 from pgcdc_assets.merge.comments import find_changes, follow_comments
 from pgcdc_assets.merge.failures import guarded
 from pgcdc_assets.merge.idle_tables import needs_spark_to_advance, report_idle_tables
@@ -318,6 +319,7 @@ def merge_table(spark: SparkSession, zone: RawZone, task: MergeTask) -> MergeRep
     kind = choose_table_kind(spark, zone, task)
     if state is not None:
         check_not_overtaken(zone, task.path, state)
+        finish_clustering(spark, task.path, state.properties)
     if plan.snapshot is not None and not kind.merges_snapshot_with_changes:
         step = next_step(zone, state, plan.epoch, plan.snapshot.snapshot_lsn)
         written = kind.apply_snapshot(state, plan.snapshot, step)

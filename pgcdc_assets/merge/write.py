@@ -41,6 +41,9 @@ _NEEDS_MAPPING = frozenset(" ,;{}()\n\t=")
 # Delta keeps statistics of so many columns, from the left. The system columns are the last ones.
 _WITH_STATISTICS = 32
 
+# An overwrite without a condition replaces the table, and so removes its clustering.
+_EVERY_ROW = "replaceWhere", "true"
+
 _CONSTRAINT_CHECK = "spark.databricks.delta.replaceWhere.constraintCheck.enabled"
 
 
@@ -123,12 +126,13 @@ def replace_contents(path: str, rows: DataFrame, schema: TableSchema, step: Step
 
 def overwrite(rows: DataFrame, path: str, step: Step) -> None:
     """Replace the table's rows, and keep its columns."""
-    _save(rows.write, "overwrite", path, step)
+    _save(rows.write.option(*_EVERY_ROW), "overwrite", path, step)
 
 
 def overwrite_with_new_columns(rows: DataFrame, path: str, step: Step) -> None:
     """Replace the table's rows by rows with additional columns."""
-    _save(rows.write.option("mergeSchema", "true"), "overwrite", path, step)
+    writer = rows.write.option("mergeSchema", "true").option(*_EVERY_ROW)
+    _save(writer, "overwrite", path, step)
 
 
 def replace_where(

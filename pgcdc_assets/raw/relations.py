@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pgcdc_assets.errors import RawZoneError, TransientError
+from pgcdc_assets.errors import RawZoneError, TransientError, renewal_command
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets.raw.newest_versions import NewestVersions
@@ -133,6 +133,14 @@ class RelationRegistry:
                 self._new = []
         if self._new:
             raise self._clash(self._new[0])
+
+    def missing_error(self, table: str, version: int) -> RawZoneError:
+        """Return the error of a version that rows use and that is not stored."""
+        return RawZoneError(
+            raw_zone=self.table.uri,
+            reason=f"relation version {version} of {table} is not described. Restore the table "
+            f"from a backup, or begin a new epoch with {renewal_command(self.capture)}.",
+        )
 
     def discard(self) -> None:
         """Discard the versions in memory: those that are not stored, and those that are.

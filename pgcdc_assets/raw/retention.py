@@ -40,6 +40,7 @@ class RetentionReport:
         window_count: number of removed windows.
         row_count: number of removed rows.
         file_count: number of files removed from the log.
+        missing_count: number of landed rows that another program had deleted before.
     """
 
     epoch: int
@@ -47,12 +48,15 @@ class RetentionReport:
     window_count: int = 0
     row_count: int = 0
     file_count: int = 0
+    missing_count: int = 0
 
 
 def remove_windows(
     zone: RawZone, epoch: int, merged_through: Lsn | None, older_than: dt.datetime
 ) -> RetentionReport:
     """Remove the windows of an epoch that are merged into all tables and older than a time.
+
+    Rows of these windows that another program has deleted, such as personal data, are counted.
 
     Args:
         zone: the raw zone.
@@ -63,7 +67,7 @@ def remove_windows(
 
     Raises:
         TransientError: the lake could not be written, or another process was faster.
-        RawZoneError: the files do not contain the number of rows in the log. Nothing was changed.
+        RawZoneError: the files contain more rows than were landed. Nothing was changed.
     """
     changes = zone.changes
     loaded = changes.table.newest()
@@ -79,8 +83,8 @@ def remove_windows(
         return RetentionReport(epoch, kept_from)
     gone = [each for each in windows if removed_through < each.window.end <= floor]
     row_count = sum(each.row_count for each in gone)
-    file_count = _remove_rows(zone, epoch, floor, row_count)
-    return RetentionReport(epoch, floor, len(gone), row_count, file_count)
+    removed, file_count = _remove_rows(zone, epoch, floor, row_count)
+    return RetentionReport(epoch, floor, len(gone), removed, file_count, row_count - removed)
 
 
 def remove_snapshots(zone: RawZone, merged: Mapping[TableName, Position]) -> int:
@@ -191,8 +195,12 @@ def _new_floor(
     return floor
 
 
-def _remove_rows(zone: RawZone, epoch: int, floor: Lsn, row_count: int) -> int:
-    """Remove the rows below the floor, and return the number of removed files."""
+def _remove_rows(zone: RawZone, epoch: int, floor: Lsn, row_count: int) -> tuple[int, int]:
+    """Remove the rows below the floor, and return the numbers of removed rows and files.
+
+    Args:
+        row_count: number of the rows that were landed.
+    """
     changes = zone.changes
     table = changes.table
     loaded = table.load_or_create()
@@ -204,11 +212,15 @@ def _remove_rows(zone: RawZone, epoch: int, floor: Lsn, row_count: int) -> int:
         copy_rows(table, crossing, writer, is_kept)
         kept = writer.finish()
         removed = count_rows(table, files) - sum(f.row_count for f in kept)
-        if removed != row_count:
+        # Fewer rows lose nothing here. More rows may be rows of later windows, in a file with wrong
+        # statistics.
+        if removed > row_count:
             raise RawZoneError(
                 raw_zone=table.uri,
                 reason=f"{row_count} rows were landed below {floor}, but the files contain "
-                f"{removed}. Nothing was removed.",
+                f"{removed}, so another program has added rows. Nothing was removed. Delete the "
+                f"rows with epoch = {epoch} AND commit_lsn < {int(floor)} from the Delta table; "
+                "the next maintenance then continues.",
             )
     # A failure from here on may follow a successful commit: the files are not removed.
     try:
@@ -229,7 +241,7 @@ def _remove_rows(zone: RawZone, epoch: int, floor: Lsn, row_count: int) -> int:
             reason=f"Another process maintained {table.uri} at the same time. Nothing was removed; "
             "the next maintenance continues."
         ) from refusal
-    return len(files)
+    return removed, len(files)
 
 
 def _may_hold_older(file: DataFile, epoch: int, floor: Lsn) -> bool:

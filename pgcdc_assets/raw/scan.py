@@ -18,10 +18,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from pgcdc_assets.errors import RawZoneError, TransientError
+from pgcdc_assets.errors import ConfigurationError, RawZoneError, TransientError
 from pgcdc_assets.raw.files import filesystem
 from pgcdc_assets.raw.table import RawTable
 from pgcdc_assets.table_name import TableName
+
+_VECTORS = "deletionVectors"
+
+# Row count, least and greatest values of files without statistics in the log, by table, file, size
+# and columns. No program changes a file.
+_READ: dict[tuple[str, str, int, tuple[str, ...]], tuple[int, dict[str, Any], dict[str, Any]]] = {}
+_MOST_READ = 10_000
 
 
 class UnreadableFile(RawZoneError):
@@ -55,7 +62,12 @@ class DataFile:
 
 
 def data_files(table: DeltaTable) -> list[DataFile]:
-    """Return the data files of the loaded version."""
+    """Return the data files of the loaded version.
+
+    Raises:
+        ConfigurationError: deletion vectors of another program hide rows of the files.
+    """
+    _check_no_hidden_rows(table)
     return [
         DataFile(
             row["path"],
@@ -67,6 +79,23 @@ def data_files(table: DeltaTable) -> list[DataFile]:
         )
         for row in pa.table(table.get_add_actions()).to_pylist()
     ]
+
+
+def _check_no_hidden_rows(table: DeltaTable) -> None:
+    """Check that a table has no deletion vectors: scans read files, and compaction would keep rows.
+
+    A person who has to delete personal data may turn on the feature, and delete rows then.
+    """
+    if _VECTORS not in (table.protocol().reader_features or ()):
+        return
+    if pa.table(table.deletion_vectors()).num_rows:
+        name = f"delta.`{table.table_uri.rstrip('/')}`"
+        raise ConfigurationError(
+            reason=f"Another program has deleted rows of the Delta table {table.table_uri} by "
+            "deletion vectors, which are not read here, so the rows would come back. Nothing was "
+            f"read. Run in Spark: ALTER TABLE {name} SET TBLPROPERTIES "
+            f"('delta.enableDeletionVectors' = 'false'); REORG TABLE {name} APPLY (PURGE)"
+        )
 
 
 def _known_values(values: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -103,6 +132,25 @@ def _has_statistics(file: DataFile, columns: frozenset[str]) -> bool:
 
 
 def _read_statistics(table: RawTable, file: DataFile, columns: Sequence[str]) -> DataFile:
+    key = table.uri, file.path, file.size_bytes, tuple(columns)
+    found = _READ.get(key)
+    if found is None:
+        found = _scan_statistics(table, file, columns)
+        if len(_READ) >= _MOST_READ:
+            _READ.clear()
+        _READ[key] = found
+    row_count, least, most = found
+    return replace(
+        file,
+        row_count=row_count,
+        minimum={**file.minimum, **least},
+        maximum={**file.maximum, **most},
+    )
+
+
+def _scan_statistics(
+    table: RawTable, file: DataFile, columns: Sequence[str]
+) -> tuple[int, dict[str, Any], dict[str, Any]]:
     least: dict[str, Any] = {}
     most: dict[str, Any] = {}
     row_count = 0
@@ -113,12 +161,7 @@ def _read_statistics(table: RawTable, file: DataFile, columns: Sequence[str]) ->
             if found["min"] is not None:
                 least[name] = min(found["min"], least.get(name, found["min"]))
                 most[name] = max(found["max"], most.get(name, found["max"]))
-    return replace(
-        file,
-        row_count=row_count,
-        minimum={**file.minimum, **least},
-        maximum={**file.maximum, **most},
-    )
+    return row_count, least, most
 
 
 def files_between(files: Sequence[DataFile], epoch: int, start: int, end: int) -> list[DataFile]:

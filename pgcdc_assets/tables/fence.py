@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
 from deltalake import DeltaTable, Transaction
 
-from pgcdc_assets.errors import TableDamaged
+from pgcdc_assets.errors import TableDamaged, TableRestored
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.raw.delta_log import commit_path, read_commit_lines
 from pgcdc_assets.raw.files import filesystem
@@ -174,6 +174,38 @@ def has_step_at(lake: Lake, table: DeltaTable, path: str, app_id: str, position:
     return False
 
 
+def check_not_restored(lake: Lake, table: DeltaTable, path: str, name: str) -> None:
+    """Check that the rows are not older than the watermark, as after a RESTORE by the owner.
+
+    Delta's RESTORE and CLONE bring back files and properties, but no application transaction. The
+    next merge would begin at the watermark, and the changes before it would be lost.
+
+    Raises:
+        TableRestored: the rows lack changes that were merged.
+    """
+    fence = table.transaction_version(fence_app_id(name))
+    if fence is None:
+        return
+    restores: list[tuple[int, int | None]] = []
+    written = 0
+    for written, lines in _commits(lake, table, path):
+        step = _parse_step(lines, fence_app_id(name))
+        if step is None:
+            operation, parameters = _parse_operation(lines)
+            if operation in ("RESTORE", "CLONE"):
+                restores.append((written, _restored_version(parameters)))
+        elif step.has_changes or not restores:
+            break
+    # The newest RESTORE brings back a version, whose rows an earlier RESTORE may have brought back.
+    at = table.version()
+    for version, restored in restores:
+        if version > at:
+            continue
+        if restored is None or restored < written:
+            raise TableRestored(path=path, version=version, before=version - 1)
+        at = restored
+
+
 def newest_write_time(lake: Lake, table: DeltaTable, path: str, name: str) -> float:
     """Return when the log entry of the newest write was written, in seconds since 1970.
 
@@ -207,17 +239,39 @@ def _newest_step(lake: Lake, table: DeltaTable, path: str, name: str) -> tuple[i
     raise TableDamaged(path=path, reason="its log has lost the commit with the newest watermark")
 
 
-def _steps(lake: Lake, table: DeltaTable, path: str, app_id: str) -> Iterable[tuple[int, Step]]:
+def _steps(lake: Lake, table: DeltaTable, path: str, app_id: str) -> Iterator[tuple[int, Step]]:
     """Yield the writes in a table's log with their versions, the newest first."""
-    log = filesystem(lake, path)
-    for version in range(table.version(), -1, -1):
-        try:
-            lines = read_commit_lines(log, version)
-        except FileNotFoundError:
-            return
+    for version, lines in _commits(lake, table, path):
         step = _parse_step(lines, app_id)
         if step is not None:
             yield version, step
+
+
+def _commits(lake: Lake, table: DeltaTable, path: str) -> Iterator[tuple[int, list[bytes]]]:
+    """Yield the versions and lines of a log's commits, the newest first, as far as they exist."""
+    log = filesystem(lake, path)
+    for version in range(table.version(), -1, -1):
+        try:
+            yield version, read_commit_lines(log, version)
+        except FileNotFoundError:
+            return
+
+
+def _parse_operation(lines: Iterable[bytes]) -> tuple[str, dict[str, Any]]:
+    """Return the operation of a commit and its parameters; empty if the commit names none."""
+    for line in lines:
+        if line.startswith(b'{"commitInfo":'):
+            info = json.loads(line)["commitInfo"]
+            return str(info.get("operation")), info.get("operationParameters") or {}
+    return "", {}
+
+
+def _restored_version(parameters: dict[str, Any]) -> int | None:
+    """Return the version that a RESTORE brings back; None if its commit does not say."""
+    try:
+        return int(parameters["version"])
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _parse_step(lines: Iterable[bytes], app_id: str) -> Step | None:

@@ -63,6 +63,9 @@ COLUMNS = "pgcdc.columns"
 # Digests of the comments that merges have written, see `comments.py`.
 COMMENTS = "pgcdc.comments"
 
+# The clustering columns that an unfinished overwrite has removed: JSON.
+CLUSTERED_BY = "pgcdc.clustered_by"
+
 _HOURS = {"week": 168.0, "day": 24.0, "hour": 1.0, "minute": 1 / 60, "second": 1 / 3600}
 
 

@@ -28,6 +28,7 @@ from pgcdc_assets.tables.columns import IS_CURRENT
 from pgcdc_assets.tables.deleted_rows import deleted_rows
 from pgcdc_assets.tables.fence import (
     Step,
+    check_not_restored,
     fence_app_id,
     fence_transactions,
     find_step,
@@ -381,8 +382,9 @@ def read_position(zone: RawZone, table: DeltaTable, path: str) -> Position | Non
     """Read the newest epoch and its watermark in a version of a table.
 
     Raises:
-        TableDamaged: the log has lost the watermark.
+        TableDamaged: the log has lost the watermark, or the rows are older.
     """
+    check_not_restored(zone.lake, table, path, zone.name)
     newest = zone.epochs.latest()
     epochs = range(1, (newest.epoch if newest else 1) + 1)
     watermarks = read_watermarks(zone, table, path, epochs)

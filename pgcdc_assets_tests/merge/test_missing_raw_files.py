@@ -76,3 +76,20 @@ def test_a_lost_file_of_a_snapshot_needs_a_new_snapshot(
     landing.copy([["1", "a"]])
     landing.land([])
     assert merge(spark, landing, table).row_count == 1
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("is_merged", [False, True])
+def test_a_lost_relation_version_is_an_error_with_its_remedy(
+    spark: SparkSession, landing: Landing, is_merged: bool
+) -> None:
+    zone, table = landing.zone, CdcTable("shop", "items")
+    if is_merged:
+        merge(spark, landing, table)
+        landing.land([insert("2", "b")])
+    DeltaTable(zone.relations.table.uri).delete()
+    (failure,) = merge_tables(spark, zone, [table], landing.windows[-1])
+    assert isinstance(failure, MergeFailure)
+    assert isinstance(failure.error, RawZoneError), failure.error
+    assert "version 1 of shop.items is not described. Restore" in str(failure.error)
+    assert "pgcdc renew --name test" in str(failure.error)

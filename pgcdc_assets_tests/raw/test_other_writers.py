@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,12 @@ from deltalake.exceptions import CommitFailedError
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.raw import scan as module
 from pgcdc_assets.raw.delta_log import LAST_CHECKPOINT, commit_path
 from pgcdc_assets.raw.maintenance import maintain_raw_zone
 from pgcdc_assets.raw.retention import remove_windows
-from pgcdc_assets.raw.scan import data_files, scan
+from pgcdc_assets.raw.scan import DataFile, data_files, scan
+from pgcdc_assets.raw.table import RawTable
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.raw.test_retention import LATER, land_days
 from pgcdc_assets_tests.raw.test_stores import texts
@@ -64,6 +66,30 @@ def test_files_without_statistics_are_compacted_and_removed(zone: RawZone) -> No
     assert remove_windows(restored, 1, Lsn(1020), LATER).row_count == 4
     assert [lsn for lsn, _ in landed(restored, 1)] == [1025, 1025]
     assert [lsn for lsn, _ in landed(restored, 2)] == [1015, 1015, 1025, 1025]
+
+
+def test_a_snapshot_without_statistics_is_read_once(
+    zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each merge lists all snapshots."""
+    for lsn in (50, 60):
+        zone.snapshots.land_snapshot(1, Lsn(lsn), relation(), 1, [texts(["1"]), texts(["2"])])
+    without_statistics(zone.snapshots.table.uri)
+    restored = RawZone(zone.lake, zone.name)
+    read: list[str] = []
+    real = module.scan
+
+    def counted(table: RawTable, files: Sequence[DataFile], *args: Any) -> Iterator[Any]:
+        read.extend(file.path for file in files)
+        return real(table, files, *args)
+
+    monkeypatch.setattr(module, "scan", counted)
+    before = restored.snapshots.complete_snapshots()
+    assert [each.row_count for each in before] == [2, 2]
+    assert len(read) == 2
+    zone.snapshots.land_snapshot(1, Lsn(70), relation(), 1, [texts(["1"])])
+    assert restored.snapshots.complete_snapshots()[:2] == before
+    assert len(read) == 2
 
 
 def test_windows_are_removed_from_files_with_several_epochs(zone: RawZone) -> None:
@@ -185,3 +211,33 @@ def test_a_hint_at_a_missing_checkpoint_is_removed(zone: RawZone, version: int) 
     land_days(restored, 1, day=2)
     assert len(landed(restored)) == 6
     assert not hint.exists()
+
+
+@pytest.mark.spark
+@pytest.mark.sampled
+def test_rows_that_deletion_vectors_hide_do_not_come_back(
+    zone: RawZone, spark: SparkSession
+) -> None:
+    """A person deletes personal data. A capture continues, and reads of the rows stop."""
+    land_days(zone, 3)
+    uri = zone.changes.table.uri
+    spark.sql(
+        f"ALTER TABLE delta.`{uri}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
+    )
+    assert len(landed(zone)) == 6
+    spark.sql(f"DELETE FROM delta.`{uri}` WHERE commit_lsn = 1015 AND ordinal = 1")
+    assert [*Path(uri).glob("**/*.bin")]
+    zone.changes.land(window(1030, 1040), [transaction(1035, 2)])
+    with pytest.raises(ConfigurationError, match="by deletion vectors"):
+        landed(zone)
+    with pytest.raises(ConfigurationError, match="by deletion vectors"):
+        maintain_raw_zone(zone, minimum_files=1)
+    with pytest.raises(ConfigurationError, match="by deletion vectors") as refused:
+        remove_windows(zone, 1, Lsn(1020), LATER)
+    for statement in str(refused.value).partition("in Spark: ")[2].split("; "):
+        spark.sql(statement)
+    expected = [(1005, 0), (1005, 1), (1015, 0), (1025, 0), (1025, 1), (1035, 0), (1035, 1)]
+    assert landed(zone) == expected
+    assert maintain_raw_zone(zone, minimum_files=1).files_merged
+    assert landed(zone) == expected
+    assert remove_windows(zone, 1, Lsn(1020), LATER).missing_count == 1

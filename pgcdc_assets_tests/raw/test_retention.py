@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 import threading
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
 from pgcdc_assets.errors import RawExpired, RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn, Position
@@ -154,15 +157,37 @@ def test_landing_and_maintenance_continue_after_a_removal_of_windows(zone: RawZo
     assert zone.changes.kept_from(1) == Lsn(1040)
 
 
-def test_no_window_is_deleted_if_landed_rows_are_missing(zone: RawZone) -> None:
+def test_windows_with_rows_that_another_program_has_deleted_are_removed(zone: RawZone) -> None:
+    """Personal data was deleted by hand. Retention would wait for these rows forever."""
     land_days(zone, 4)
-    damaged = zone.changes.table.load()
-    assert damaged is not None
-    damaged.delete("commit_lsn = 1015 AND ordinal = 1")
-    with pytest.raises(RawZoneError, match=r"4 rows were landed below .*, but the files contain 3"):
+    by_hand = zone.changes.table.load()
+    assert by_hand is not None
+    by_hand.delete("commit_lsn = 1015 AND ordinal = 1")
+    by_hand.delete("commit_lsn = 1025")
+    report = remove_windows(zone, 1, Lsn(1020), LATER)
+    assert report == RetentionReport(1, Lsn(1020), 2, row_count=3, file_count=2, missing_count=1)
+    report = remove_windows(zone, 1, Lsn(1030), LATER)
+    assert report == RetentionReport(1, Lsn(1030), 1, missing_count=2)
+    assert starts(zone) == [1030]
+    assert [lsn for lsn, _ in landed(zone)] == [1035, 1035]
+
+
+def test_no_window_is_deleted_if_another_program_has_added_rows(zone: RawZone) -> None:
+    land_days(zone, 4)
+    rows = DeltaTable(zone.changes.table.uri).to_pyarrow_table()
+    added = rows.filter(pc.equal(rows["commit_lsn"], 1005))
+    write_deltalake(zone.changes.table.uri, added, mode="append")
+    with pytest.raises(RawZoneError, match=r"4 rows .* contain 6, .* added rows") as refused:
         remove_windows(zone, 1, Lsn(1020), LATER)
     assert zone.changes.kept_from(1) is None
     assert starts(zone) == [1000, 1010, 1020, 1030]
+    condition = re.search(r"with (epoch = 1 AND commit_lsn < 1020) from", str(refused.value))
+    assert condition is not None
+    by_hand = zone.changes.table.load()
+    assert by_hand is not None
+    by_hand.delete(condition[1])
+    assert remove_windows(zone, 1, Lsn(1020), LATER).missing_count == 4
+    assert len(landed(zone)) == 4
 
 
 def test_streaming_readers_see_no_change_after_a_deletion_of_windows(

@@ -8,12 +8,20 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from pgcdc_assets import failpoints
 from pgcdc_assets.errors import DefiniteError, MergeConflict
 from pgcdc_assets.merge import MergeFailure, merge_tables, rebuild_table
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table
-from pgcdc_assets_tests.support.merge.history import Landing, column, insert, relation
+from pgcdc_assets_tests.support.merge.history import (
+    Landing,
+    column,
+    delete,
+    insert,
+    relation,
+    truncate,
+)
 from pgcdc_assets_tests.support.merge.one_table import merge
 
 pytestmark = pytest.mark.spark
@@ -178,3 +186,67 @@ def test_a_column_renamed_only_in_case_is_merged_after_a_new_snapshot(
         (3, "2024-01-04", None),
     ]
     assert table.count() == (4 if scd == 2 else 3)
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("target", [_ITEMS, CdcTable("shop", "items", soft_deletes=True)])
+def test_a_clustered_table_stays_clustered(
+    spark: SparkSession, zone: RawZone, target: CdcTable
+) -> None:
+    """Merges rewrite a tiny table, and replace all rows after a TRUNCATE."""
+    landing = Landing(zone, [_BEFORE])
+    landing.begin([["1", "a", "x"], ["2", "b", "y"]])
+    landing.land([])
+    path = merge(spark, landing, target).path
+    spark.sql(f"ALTER TABLE {delta_table(path)} CLUSTER BY (v)")
+    for changes in (
+        [insert("3", "c", "z"), delete("1", None, None)],
+        [truncate(), insert("4", "d", "z")],
+        [truncate()],
+    ):
+        landing.land(changes)
+        merge(spark, landing, target)
+        assert _described(spark, path)["clustering"] == ["v"]
+    rows = spark.read.format("delta").load(path)
+    assert rows.count() == (4 if target.soft_deletes else 0)
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("ends_by", ["merge", "rebuild", "owner"])
+@pytest.mark.parametrize("is_renamed", [False, True])
+def test_a_table_is_clustered_again_after_a_kill_within_an_overwrite(
+    spark: SparkSession,
+    zone: RawZone,
+    monkeypatch: pytest.MonkeyPatch,
+    ends_by: str,
+    is_renamed: bool,
+) -> None:
+    """The overwrite removes the clustering, and another commit adds it again."""
+    key = "key" if is_renamed else "id"
+    after = relation(column(key, attnum=1), column("v", "text"), key=(key,))
+    landing = Landing(zone, [_BEFORE, after])
+    landing.begin([["1", "a", "x"], ["2", "b", "y"]])
+    landing.land([])
+    path = merge(spark, landing, _ITEMS).path
+    spark.sql(f"ALTER TABLE {delta_table(path)} CLUSTER BY (id, v)")
+    landing.land([insert("3", "c", version=2)])
+
+    def die(name: str) -> None:
+        if name == failpoints.AFTER_CLUSTERED_OVERWRITE:
+            raise OSError("killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(failpoints, "reach", die)
+        (failure,) = merge_tables(spark, zone, [_ITEMS], landing.windows[-1])
+        assert isinstance(failure, MergeFailure)
+    assert _described(spark, path)["clustering"] == []
+    expected = [key, "v"]
+    if ends_by == "owner":
+        spark.sql(f"ALTER TABLE {delta_table(path)} CLUSTER BY (v)")
+        expected = ["v"]
+    elif ends_by == "rebuild":
+        rebuild_table(spark, zone, _ITEMS, 1)
+    merge(spark, landing, _ITEMS)
+    assert _described(spark, path)["clustering"] == expected
+    assert "pgcdc.clustered_by" not in DeltaTable(path).metadata().configuration
+    assert spark.read.format("delta").load(path).count() == 3

@@ -9,9 +9,13 @@ from typing import ClassVar
 from pyspark.sql import DataFrame, SparkSession
 
 from pgcdc_assets import failpoints
-from pgcdc_assets.errors import MergeConflict, RawZoneError, SchemaChangeError
+from pgcdc_assets.errors import MergeConflict, SchemaChangeError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.merge.column_changes import find_column_changes, rewrite_columns
+from pgcdc_assets.merge.column_changes import (
+    check_none_lost,
+    find_column_changes,
+    rewrite_columns,
+)
 from pgcdc_assets.merge.fold.chosen_types import check_chosen, check_retypes, choose_types
 from pgcdc_assets.merge.fold.events import null_key_sql
 from pgcdc_assets.merge.fold.schema import build_schema, resolve_names
@@ -37,7 +41,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.tuning import SMALL_BYTES
 from pgcdc_assets.tables.columns import SCD1_COLUMNS, SystemColumns
 from pgcdc_assets.tables.fence import Step
-from pgcdc_assets.tables.merge_notes import followed_relation
+from pgcdc_assets.tables.merge_notes import FollowedRelation, followed_relation
 from pgcdc_assets.tables.owned_columns import find_owned, versions_of_table
 from pgcdc_assets.tables.state import ScdState, check_written, overtaken_error, read_scd_state
 
@@ -161,11 +165,7 @@ class TableKind(ABC):
             order.insert(0, made_with)
         missing = [number for number in order if number not in versions]
         if missing:
-            raise RawZoneError(
-                raw_zone=task.path,
-                reason=f"relation version {missing[0]} of {name} is not described in "
-                "raw/relations.",
-            )
+            raise self.zone.relations.missing_error(name, missing[0])
         ordered = [versions[number] for number in order]
         steps = [
             (versions[before], versions[after])
@@ -226,11 +226,17 @@ class TableKind(ABC):
 
         Returns:
             The new state, and the step for the rows, after steps for the columns.
+
+        Raises:
+            TableRefused: the table lacks a column that its rows follow.
         """
         version = self._find_version(schema)
         columns = read_past(self.task, state, version)
         changes = find_column_changes(columns, schema)
         followed = followed_relation(state)
+        if changes.missing and followed is not None:
+            written = self._find_written(state, followed)
+            check_none_lost(state.path, changes, schema, written)
         if changes.needs_rewrite:
             allow_types(self.spark, state, schema)
             rewrite = step.keeping(state.watermark)
@@ -273,6 +279,14 @@ class TableKind(ABC):
         if state is None:
             raise overtaken_error(self.task.path)
         return state
+
+    def _find_written(self, state: ScdState, followed: FollowedRelation) -> RelationVersion | None:
+        """Find the relation version that the rows of a table follow; None in a new epoch."""
+        if state.watermark is None or state.watermark.epoch != self.task.plan.epoch:
+            return None
+        identity = followed.relation_id, followed.relation_version
+        found = (v for v in self.task.relations if (v.relation.relation_id, v.version) == identity)
+        return next(found, None)
 
     def _find_version(self, schema: TableSchema) -> RelationVersion:
         return RelationVersion(schema.epoch, schema.version, Lsn(0), schema.relation)

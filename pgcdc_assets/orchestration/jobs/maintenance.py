@@ -86,6 +86,12 @@ def build_maintenance_job(
             older_than = dt.datetime.now(dt.UTC) - dt.timedelta(days=policy.raw_days)
             for report in apply_retention(zone, lowest, older_than):
                 pruned = _prune(context.instance, capture, report)
+                if report.missing_count:
+                    context.log.warning(
+                        f"{report.missing_count} rows of the {report.window_count} removed windows "
+                        f"below {report.floor} (epoch {report.epoch}) were missing: another "
+                        "program had deleted them from raw/changes"
+                    )
                 if report.window_count or pruned:
                     context.log_event(dg.AssetObservation(raw, metadata=_metadata(report, pruned)))
             copies = remove_snapshots(zone, _merged_images(zone, capture))
@@ -243,6 +249,7 @@ def _metadata(report: RetentionReport, pruned: int) -> dict[str, Any]:
         "kept_from": str(report.floor),
         "windows_removed": report.window_count,
         "changes_removed": float(report.row_count),
+        "changes_missing": float(report.missing_count),
         "files_removed": report.file_count,
         "partition_keys_removed": pruned,
     }
