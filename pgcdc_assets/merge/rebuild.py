@@ -56,7 +56,7 @@ from pgcdc_assets.tables.deleted_rows import deleted_rows
 from pgcdc_assets.tables.merge_notes import NOTES
 from pgcdc_assets.tables.properties import BEGINS_WITH, KEY_SINCE, MAPPING, MAX_COLUMN_ID, OURS
 from pgcdc_assets.tables.schema_gate import read_gate
-from pgcdc_assets.tables.state import check_written, table_path
+from pgcdc_assets.tables.state import check_written, has_applied, table_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -127,7 +127,8 @@ def rebuild_table(
         changes_read = _build(spark, zone, replace(target, scd=(scd,)), window, root, before)
         failpoints.reach(failpoints.AFTER_REBUILD_STAGED)
         staged = table_path(zone.lake, zone.name, target.schema, target.table, scd, root)
-        row_count = _replace_contents(spark, zone, staged, before, window)
+        partial = _applied_partials(zone, target, window, staged)
+        row_count = _replace_contents(spark, zone, staged, before, window, partial)
     return RebuildReport(
         target.schema,
         target.table,
@@ -208,6 +209,18 @@ def _find_snapshots(zone: RawZone, target: CdcTable, window: LsnWindow) -> set[S
     }
 
 
+def _applied_partials(
+    zone: RawZone, target: CdcTable, window: LsnWindow, staged_path: str
+) -> tuple[Position, ...]:
+    """Return the positions of the partial snapshots that a staged table has applied."""
+    positions = [
+        snapshot.position
+        for snapshot in zone.partial_snapshots.complete_snapshots()
+        if snapshot.name == target.name and snapshot.position <= window.end_position
+    ]
+    return tuple(each for each in positions if has_applied(zone, staged_path, each))
+
+
 def _check_kept(
     zone: RawZone,
     target: CdcTable,
@@ -274,9 +287,18 @@ def _check_kept(
 
 
 def _replace_contents(
-    spark: SparkSession, zone: RawZone, staged_path: str, live: ReplacedTable, window: LsnWindow
+    spark: SparkSession,
+    zone: RawZone,
+    staged_path: str,
+    live: ReplacedTable,
+    window: LsnWindow,
+    partial: tuple[Position, ...],
 ) -> int:
-    """Replace a table's contents, schema and watermark by those of the staged table."""
+    """Replace a table's contents, schema and watermark by those of the staged table.
+
+    Args:
+        partial: positions of the partial snapshots in the staged table.
+    """
     path = live.path
     staged = open_again(zone, staged_path)
     files = pa.table(staged.get_add_actions(flatten=True))
@@ -288,16 +310,16 @@ def _replace_contents(
     # The log of a table with column mapping has a number for each column, which others lack.
     loses_mapping = MAPPING in live.properties and MAPPING not in staged.metadata().configuration
     if not live.is_readable:
-        create_again(spark, zone, staged, staged_path, path, window.end_position)
+        create_again(spark, zone, staged, staged_path, path, window.end_position, partial)
     elif live.is_for_spark or loses_mapping:
-        _commit_by_spark(spark, zone, staged, staged_path, live, window)
+        _commit_by_spark(spark, zone, staged, staged_path, live, window, partial)
     else:
         try:
             move_files(zone, {each.path: each.size for each in actions}, staged_path, path)
         except OSError as error:
             raise unwritable_error(path, error) from error
         failpoints.reach(failpoints.AFTER_REBUILD_MOVED)
-        replace_files(zone, staged, live, actions, window.end_position)
+        replace_files(zone, staged, live, actions, window.end_position, partial)
     failpoints.reach(failpoints.AFTER_REBUILD_COMMIT)
     if live.is_readable:
         _keep_properties_in_step(spark, zone, staged, path)
@@ -327,12 +349,13 @@ def _commit_by_spark(
     staged_path: str,
     replaced: ReplacedTable,
     window: LsnWindow,
+    partial: tuple[Position, ...],
 ) -> None:
     """Overwrite a table with the staged rows by Spark, which checks the owner's constraints."""
     from pgcdc_assets.merge.schema_evolution import overwrite_by_spark
 
     live = open_again(zone, replaced.path)
-    step = find_next_step(zone, live, replaced.path, window.end_position)
+    step = find_next_step(zone, live, replaced.path, window.end_position, partial)
     columns = staged.metadata().partition_columns
     try:
         overwrite_by_spark(spark, staged_path, replaced.path, replaced.owned, columns, step)
