@@ -45,7 +45,7 @@ from pgcdc_assets.merge.report import MergeFailure
 from pgcdc_assets.policies import ASK, STOP
 from pgcdc_assets.raw.delta_log import read_commit
 from pgcdc_assets.raw.files import filesystem
-from pgcdc_assets.raw.snapshots import Snapshot, SnapshotIdentity
+from pgcdc_assets.raw.snapshots import Snapshot, SnapshotIdentity, SnapshotStore
 from pgcdc_assets.raw.staging import REBUILD, STALE_AFTER, remove_stale, staging_root
 from pgcdc_assets.raw.table_files import move_files
 from pgcdc_assets.raw.zone import RawZone
@@ -123,12 +123,14 @@ def rebuild_table(
         if gate is None or not gate.is_reached(window.end_position):
             # The table has followed the replayable changes under another setting.
             target = replace(target, on_schema_change=ASK)
+    complete = _positions(zone.snapshots, target, window)
+    partial = _positions(zone.partial_snapshots, target, window)
     with staging_root(zone.lake, zone.name, REBUILD) as root:
         changes_read = _build(spark, zone, replace(target, scd=(scd,)), window, root, before)
         failpoints.reach(failpoints.AFTER_REBUILD_STAGED)
         staged = table_path(zone.lake, zone.name, target.schema, target.table, scd, root)
-        partial = _applied_partials(zone, target, window, staged)
-        row_count = _replace_contents(spark, zone, staged, before, window, partial)
+        applied = (*complete[-1:], *(each for each in partial if has_applied(zone, staged, each)))
+        row_count = _replace_contents(spark, zone, staged, before, window, applied)
     return RebuildReport(
         target.schema,
         target.table,
@@ -209,16 +211,13 @@ def _find_snapshots(zone: RawZone, target: CdcTable, window: LsnWindow) -> set[S
     }
 
 
-def _applied_partials(
-    zone: RawZone, target: CdcTable, window: LsnWindow, staged_path: str
-) -> tuple[Position, ...]:
-    """Return the positions of the partial snapshots that a staged table has applied."""
-    positions = [
+def _positions(store: SnapshotStore, target: CdcTable, window: LsnWindow) -> list[Position]:
+    """Return the positions of a table's snapshots that are not above the range, in order."""
+    return sorted(
         snapshot.position
-        for snapshot in zone.partial_snapshots.complete_snapshots()
+        for snapshot in store.complete_snapshots()
         if snapshot.name == target.name and snapshot.position <= window.end_position
-    ]
-    return tuple(each for each in positions if has_applied(zone, staged_path, each))
+    )
 
 
 def _check_kept(
@@ -292,12 +291,12 @@ def _replace_contents(
     staged_path: str,
     live: ReplacedTable,
     window: LsnWindow,
-    partial: tuple[Position, ...],
+    snapshots: tuple[Position, ...],
 ) -> int:
     """Replace a table's contents, schema and watermark by those of the staged table.
 
     Args:
-        partial: positions of the partial snapshots in the staged table.
+        snapshots: positions of the snapshots in the staged table.
     """
     path = live.path
     staged = open_again(zone, staged_path)
@@ -310,16 +309,16 @@ def _replace_contents(
     # The log of a table with column mapping has a number for each column, which others lack.
     loses_mapping = MAPPING in live.properties and MAPPING not in staged.metadata().configuration
     if not live.is_readable:
-        create_again(spark, zone, staged, staged_path, path, window.end_position, partial)
+        create_again(spark, zone, staged, staged_path, path, window.end_position, snapshots)
     elif live.is_for_spark or loses_mapping:
-        _commit_by_spark(spark, zone, staged, staged_path, live, window, partial)
+        _commit_by_spark(spark, zone, staged, staged_path, live, window, snapshots)
     else:
         try:
             move_files(zone, {each.path: each.size for each in actions}, staged_path, path)
         except OSError as error:
             raise unwritable_error(path, error) from error
         failpoints.reach(failpoints.AFTER_REBUILD_MOVED)
-        replace_files(zone, staged, live, actions, window.end_position, partial)
+        replace_files(zone, staged, live, actions, window.end_position, snapshots)
     failpoints.reach(failpoints.AFTER_REBUILD_COMMIT)
     if live.is_readable:
         _keep_properties_in_step(spark, zone, staged, path)
@@ -349,13 +348,13 @@ def _commit_by_spark(
     staged_path: str,
     replaced: ReplacedTable,
     window: LsnWindow,
-    partial: tuple[Position, ...],
+    snapshots: tuple[Position, ...],
 ) -> None:
     """Overwrite a table with the staged rows by Spark, which checks the owner's constraints."""
     from pgcdc_assets.merge.schema_evolution import overwrite_by_spark
 
     live = open_again(zone, replaced.path)
-    step = find_next_step(zone, live, replaced.path, window.end_position, partial)
+    step = find_next_step(zone, live, replaced.path, window.end_position, snapshots)
     columns = staged.metadata().partition_columns
     try:
         overwrite_by_spark(spark, staged_path, replaced.path, replaced.owned, columns, step)

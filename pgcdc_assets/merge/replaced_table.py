@@ -140,14 +140,14 @@ def replace_files(
     replaced: ReplacedTable,
     added: Sequence[AddAction],
     position: Position,
-    partial: tuple[Position, ...],
+    snapshots: tuple[Position, ...],
 ) -> None:
     """Replace a table's files, schema and watermark by those of the staged table, in one commit.
 
     Args:
         added: files that are in the table's folder already.
         position: epoch and watermark of the files.
-        partial: positions of the partial snapshots in the files.
+        snapshots: positions of the snapshots in the files.
 
     Raises:
         ConfigurationError: delta-rs cannot write a feature of the table.
@@ -162,7 +162,7 @@ def replace_files(
         # in their order, such as Spark, would lose its rows. Only an earlier attempt adds them.
         if not own.isdisjoint(pa.table(live.get_add_actions()).column("path").to_pylist()):
             return
-        step = find_next_step(zone, live, path, position, partial)
+        step = find_next_step(zone, live, path, position, snapshots)
         try:
             live.create_write_transaction(
                 list(added),
@@ -200,7 +200,7 @@ def replace_files(
 
 
 def find_next_step(
-    zone: RawZone, live: DeltaTable, path: str, position: Position, partial: tuple[Position, ...]
+    zone: RawZone, live: DeltaTable, path: str, position: Position, snapshots: tuple[Position, ...]
 ) -> Step:
     """Return the step of the commit that replaces the contents of a table.
 
@@ -211,7 +211,7 @@ def find_next_step(
         fence = read_fence(zone.lake, live, path, zone.name)
     except TableDamaged:
         fence = last_fence_of_notes(live)
-    return Step(fence_app_id(zone.name), fence + PAST_NOTES, position, partial=partial)
+    return Step(fence_app_id(zone.name), fence + PAST_NOTES, position, snapshots=snapshots)
 
 
 def create_again(
@@ -221,7 +221,7 @@ def create_again(
     staged_path: str,
     path: str,
     position: Position,
-    partial: tuple[Position, ...],
+    snapshots: tuple[Position, ...],
 ) -> None:
     """Set the unreadable log of a table aside, and create the table from the staged rows.
 
@@ -231,7 +231,7 @@ def create_again(
 
     Args:
         position: epoch and watermark of the rows.
-        partial: positions of the partial snapshots in the rows.
+        snapshots: positions of the snapshots in the rows.
 
     Raises:
         TransientError: another process has created the table, or the table could not be written.
@@ -248,7 +248,7 @@ def create_again(
             set_log_aside(zone, path)
         except OSError as error:
             raise _not_created(path, type(error).__name__) from error
-    step = Step(fence_app_id(zone.name), 1, position, partial=partial)
+    step = Step(fence_app_id(zone.name), 1, position, snapshots=snapshots)
     metadata = staged.metadata()
     writer = spark.read.format("delta").load(staged_path).writeTo(delta_table(path)).using("delta")
     writer = writer.options(**step.options)

@@ -42,7 +42,7 @@ class Step:
         position: epoch and watermark after the write; None for a table that has none.
         mark: distinguishes the write from other writes with the same number.
         has_changes: the write is more than a new watermark.
-        partial: positions of the partial snapshots in the contents that a rebuild has written.
+        snapshots: positions of the snapshots in the contents that a rebuild has written.
     """
 
     app_id: str
@@ -50,7 +50,7 @@ class Step:
     position: Position | None
     mark: str = field(default_factory=lambda: str(uuid4()))
     has_changes: bool = True
-    partial: tuple[Position, ...] = ()
+    snapshots: tuple[Position, ...] = ()
 
     @property
     def metadata(self) -> str:
@@ -60,8 +60,8 @@ class Step:
         written: dict[str, Any] = {"write": self.mark, "epoch": epoch, "watermark": watermark}
         if not self.has_changes:
             written["changes"] = False
-        if self.partial:
-            written["partial"] = [[epoch, str(lsn)] for epoch, lsn in self.partial]
+        if self.snapshots:
+            written["snapshots"] = [[epoch, str(lsn)] for epoch, lsn in self.snapshots]
         return json.dumps({"pgcdc": written})
 
     @property
@@ -175,10 +175,10 @@ def find_step(lake: Lake, table: DeltaTable, path: str, step: Step) -> Step | No
 def has_step_at(lake: Lake, table: DeltaTable, path: str, app_id: str, position: Position) -> bool:
     """Return whether the log has a write of changes with exactly this position.
 
-    A rebuild names the positions of the partial snapshots that it has applied.
+    A rebuild names the positions of the snapshots that it has applied.
     """
     for _, step in _steps(lake, table, path, app_id):
-        if position in step.partial:
+        if position in step.snapshots:
             return True
         if step.has_changes and step.position is not None and step.position <= position:
             return step.position == position
@@ -257,8 +257,9 @@ def _parse_step(lines: Iterable[bytes], app_id: str) -> Step | None:
     else:
         # Earlier releases wrote no metadata when a watermark moved without changes.
         position, has_changes = max(recorded, default=None), not recorded
-    partial = tuple(Position(int(e), Lsn.parse(lsn)) for e, lsn in written.get("partial", ()))
-    return Step(app_id, number, position, str(written.get("write")), has_changes, partial)
+    named = written.get("snapshots", ())
+    snapshots = tuple(Position(int(epoch), Lsn.parse(lsn)) for epoch, lsn in named)
+    return Step(app_id, number, position, str(written.get("write")), has_changes, snapshots)
 
 
 def _parse_metadata(text: str | None) -> dict[str, Any]:

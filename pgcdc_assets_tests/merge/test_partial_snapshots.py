@@ -14,7 +14,11 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.merge import MergeFailure, MergeReport, rebuild_table
-from pgcdc_assets.orchestration.runs.applied_snapshots import check_applied
+from pgcdc_assets.orchestration.runs.applied_snapshots import (
+    check_applied,
+    check_new_applied,
+    find_merged,
+)
 from pgcdc_assets.postgres import plain_snapshot
 from pgcdc_assets.postgres.wal import advance_wal
 from pgcdc_assets.raw.retention import remove_partial_snapshots
@@ -187,6 +191,12 @@ def test_a_rebuild_that_used_the_snapshot_has_applied_it(
         rebuild_table(spark, pipeline.zone, T, scd)
     check_applied(pipeline.zone, T, taken.position)
     pipeline.assert_equal("t")
+    before = find_merged(pipeline.zone, [T])
+    pipeline.copy("t")
+    pipeline.capture()
+    for scd in T.scd:
+        rebuild_table(spark, pipeline.zone, T, scd)
+    check_new_applied(pipeline.zone, before)
     with pytest.raises(TransientError, match="Run it again"):
         check_applied(pipeline.zone, T, Position(taken.epoch, Lsn(taken.snapshot_lsn + 8)))
 
