@@ -8,41 +8,14 @@ the newest run.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from pgcdc_assets.postgres.catalog import PublishedTable
-from pgcdc_assets.postgres.preflight.replica_identity import check_identity, read_identities
-from pgcdc_assets.postgres.publication import read_publication
 from pgcdc_assets.protocol.relation import Relation, ReplicaIdentity
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture
 
-if TYPE_CHECKING:
-    from psycopg2.extensions import connection as Connection
-
 REPLICA_IDENTITY = "replica_identity"
-
-
-def is_identity_usable(
-    conn: Connection, publication: str, tables: Sequence[PublishedTable]
-) -> dict[int, bool]:
-    """Return by OID whether updates and deletes of a table are accepted and identify their row.
-
-    Of a partitioned table, the identity of each partition counts.
-    """
-    published = read_publication(conn, publication)
-    identities = read_identities(conn, published, [t.relation.relation_id for t in tables])
-    return {
-        table.relation.relation_id: not any(
-            finding.code == REPLICA_IDENTITY
-            for finding in check_identity(
-                published, table, identities[table.relation.relation_id], has_declared_key=True
-            )
-        )
-        for table in tables
-    }
 
 
 def seen_without_identity(

@@ -16,7 +16,6 @@ from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.checks.identities import (
     REPLICA_IDENTITY,
     check_identities,
-    is_identity_usable,
 )
 from pgcdc_assets.orchestration.checks.schema_changes import SCHEMA_CHANGES, check_schema_changes
 from pgcdc_assets.orchestration.checks.source_tables import read_relation_ids, read_table_places
@@ -26,6 +25,7 @@ from pgcdc_assets.orchestration.runs.failures import dagster_failures
 from pgcdc_assets.orchestration.state import left_tables, read_gates
 from pgcdc_assets.postgres.catalog import published_tables
 from pgcdc_assets.postgres.moved_tables import SourcePlace, find_declared_table
+from pgcdc_assets.postgres.preflight.replica_identity import are_identities_usable
 from pgcdc_assets.postgres.slot_health import SlotHealth, slot_health
 from pgcdc_assets.postgres.slots import read_slot_status
 from pgcdc_assets.raw.changes import Recount
@@ -231,7 +231,7 @@ def build_source_checks(
                         if table.name not in left
                     }
                     tables_found = [one for one in found.values() if one is not None]
-                    usable = is_identity_usable(conn, capture.publication, tables_found)
+                    usable = are_identities_usable(conn, capture.publication, tables_found)
                     bad = [
                         name
                         for name, one in found.items()
