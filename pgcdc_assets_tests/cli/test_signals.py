@@ -87,10 +87,13 @@ def test_a_command_that_is_interrupted_at_any_time_prints_no_stack_trace(
             time.sleep(delay)
             process.send_signal(number)
             _, error = process.communicate(timeout=60)
-        if process.returncode == 130:
+        if error:
             assert error == "pgcdc: Interrupted.\n"
+            # Python sends itself SIGINT at its exit, for which a shell shows 130, if an interrupt
+            # has ended an `exec` of text, such as that of a dataclass.
+            assert process.returncode in (130, -signal.SIGINT), delay
         else:
-            assert (process.returncode, error) in [(0, ""), (-number, "")], delay
+            assert process.returncode in (0, -number), delay
 
 
 def test_a_command_below_nohup_continues_after_the_end_of_its_terminal(module: str) -> None:
