@@ -32,13 +32,30 @@ _ALLOCATIONS_BEFORE_COLLECTION = 10_000
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status."""
     is_own_process = arguments is None
+    signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        # `nohup` starts a command with the signal ignored.
+        signal.signal(signal.SIGHUP, _terminate)
+    try:
+        return _main(arguments, is_own_process=is_own_process)
+    except KeyboardInterrupt:
+        complain("Interrupted.")
+        return INTERRUPTED
+    finally:
+        if is_own_process:
+            # Python would print a stack trace if a signal interrupts its exit.
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    signal.signal(number, signal.SIG_DFL)
+
+
+def _main(arguments: Sequence[str] | None, *, is_own_process: bool) -> int:
     if is_own_process:
         gc.set_threshold(_ALLOCATIONS_BEFORE_COLLECTION, *gc.get_threshold()[1:])
         if isinstance(sys.stdout, io.TextIOWrapper):
             # A name of a table may have characters that the encoding of the terminal lacks.
             sys.stdout.reconfigure(errors="backslashreplace")
     options = _parse(arguments)
-    signal.signal(signal.SIGTERM, _interrupt)
     log = None if options.debug or options.verbose else open_log(options.name_of_command)
     try:
         return _run(options, log)
@@ -136,3 +153,8 @@ def _fail(sentence: str, status: int, log: LibraryLog | None, *, debug: bool) ->
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """Handle SIGHUP like SIGTERM, whose handler may be that of a run."""
+    signal.raise_signal(signal.SIGTERM)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -96,7 +97,7 @@ class EmbeddedServer:
             ConfigurationError: the server does not run.
         """
         lines = self._postmaster_lines()
-        if self._postmaster() is None or len(lines) < 4:
+        if self._postmaster() is None or len(lines) < 4 or not lines[3].isdecimal():
             raise ConfigurationError(
                 reason=f"the embedded Postgres in {self.data_dir} does not run: start it with "
                 "`python -m pgcdc_assets.demo dev`"
@@ -190,7 +191,7 @@ class EmbeddedServer:
     def _postmaster_lines(self) -> list[str]:
         """Return pid, folder, start, port, socket folder, address, memory key and status."""
         try:
-            return (self.data_dir / "postmaster.pid").read_text().splitlines()
+            return (self.data_dir / "postmaster.pid").read_text(errors="replace").splitlines()
         except FileNotFoundError:
             return []
 
@@ -202,7 +203,8 @@ class EmbeddedServer:
         try:
             process = psutil.Process(int(lines[0]))
             is_postgres = "postgres" in process.name()
-        except psutil.NoSuchProcess:
+        except (psutil.NoSuchProcess, ValueError):
+            # The file may be truncated. Postgres names it at its start.
             return None
         return process if is_postgres and _is_alive(process) else None
 
@@ -241,11 +243,11 @@ class EmbeddedServer:
 
     def _last_port(self) -> int | None:
         try:
-            text = (self.data_dir / "pgcdc.conf").read_text()
+            text = (self.data_dir / "pgcdc.conf").read_text(errors="replace")
         except FileNotFoundError:
             return None
-        ports = [line for line in text.splitlines() if line.startswith("port = ")]
-        return int(ports[0].removeprefix("port = ").strip("'")) if ports else None
+        ports = re.findall(r"^port = '(\d{1,5})'$", text, re.MULTILINE)
+        return int(ports[0]) if ports else None
 
     def _write_settings(self, port: int) -> None:
         settings = {

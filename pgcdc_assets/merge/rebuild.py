@@ -46,7 +46,7 @@ from pgcdc_assets.merge.report import MergeFailure
 from pgcdc_assets.policies import ASK, STOP
 from pgcdc_assets.raw.delta_log import read_commit
 from pgcdc_assets.raw.files import filesystem
-from pgcdc_assets.raw.snapshots import Snapshot, SnapshotIdentity
+from pgcdc_assets.raw.snapshots import Snapshot, SnapshotIdentity, SnapshotStore
 from pgcdc_assets.raw.staging import REBUILD, STALE_AFTER, remove_stale, staging_root
 from pgcdc_assets.raw.table_files import move_files
 from pgcdc_assets.raw.zone import RawZone
@@ -57,7 +57,7 @@ from pgcdc_assets.tables.deleted_rows import deleted_rows
 from pgcdc_assets.tables.merge_notes import NOTES
 from pgcdc_assets.tables.properties import BEGINS_WITH, KEY_SINCE, MAPPING, MAX_COLUMN_ID, OURS
 from pgcdc_assets.tables.schema_gate import read_gate
-from pgcdc_assets.tables.state import check_written, table_path
+from pgcdc_assets.tables.state import check_written, has_applied, table_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -126,11 +126,14 @@ def rebuild_table(
         if gate is None or not gate.is_reached(window.end_position):
             # The table has followed the replayable changes under another setting.
             target = replace(target, on_schema_change=ASK)
+    complete = _positions(zone.snapshots, target, window)
+    partial = _positions(zone.partial_snapshots, target, window)
     with staging_root(zone.lake, zone.name, REBUILD) as root:
         changes_read = _build(spark, zone, replace(target, scd=(scd,)), window, root, before)
         failpoints.reach(failpoints.AFTER_REBUILD_STAGED)
         staged = table_path(zone.lake, zone.name, target.schema, target.table, scd, root)
-        row_count = _replace_contents(spark, zone, staged, before, window)
+        applied = (*complete[-1:], *(each for each in partial if has_applied(zone, staged, each)))
+        row_count = _replace_contents(spark, zone, staged, before, window, applied)
     return RebuildReport(
         target.schema,
         target.table,
@@ -181,6 +184,15 @@ def _find_snapshots(zone: RawZone, target: CdcTable, window: LsnWindow) -> set[S
         for snapshot in store.complete_snapshots()
         if snapshot.name == target.name and snapshot.position <= window.end_position
     }
+
+
+def _positions(store: SnapshotStore, target: CdcTable, window: LsnWindow) -> list[Position]:
+    """Return the positions of a table's snapshots that are not above the range, in order."""
+    return sorted(
+        snapshot.position
+        for snapshot in store.complete_snapshots()
+        if snapshot.name == target.name and snapshot.position <= window.end_position
+    )
 
 
 def _check_kept(
@@ -249,9 +261,18 @@ def _check_kept(
 
 
 def _replace_contents(
-    spark: SparkSession, zone: RawZone, staged_path: str, live: ReplacedTable, window: LsnWindow
+    spark: SparkSession,
+    zone: RawZone,
+    staged_path: str,
+    live: ReplacedTable,
+    window: LsnWindow,
+    snapshots: tuple[Position, ...],
 ) -> int:
-    """Replace a table's contents, schema and watermark by those of the staged table."""
+    """Replace a table's contents, schema and watermark by those of the staged table.
+
+    Args:
+        snapshots: positions of the snapshots in the staged table.
+    """
     path = live.path
     staged = open_again(zone, staged_path)
     files = pa.table(staged.get_add_actions(flatten=True))
@@ -263,16 +284,16 @@ def _replace_contents(
     # The log of a table with column mapping has a number for each column, which others lack.
     loses_mapping = MAPPING in live.properties and MAPPING not in staged.metadata().configuration
     if not live.is_readable:
-        create_again(spark, zone, staged, staged_path, path, window.end_position)
+        create_again(spark, zone, staged, staged_path, path, window.end_position, snapshots)
     elif live.is_for_spark or loses_mapping:
-        _commit_by_spark(spark, zone, staged, staged_path, live, window)
+        _commit_by_spark(spark, zone, staged, staged_path, live, window, snapshots)
     else:
         try:
             move_files(zone, {each.path: each.size for each in actions}, staged_path, path)
         except OSError as error:
             raise unwritable_error(path, error) from error
         failpoints.reach(failpoints.AFTER_REBUILD_MOVED)
-        replace_files(zone, staged, live, actions, window.end_position)
+        replace_files(zone, staged, live, actions, window.end_position, snapshots)
     failpoints.reach(failpoints.AFTER_REBUILD_COMMIT)
     if live.is_readable:
         _keep_properties_in_step(spark, zone, staged, path)
@@ -302,12 +323,13 @@ def _commit_by_spark(
     staged_path: str,
     replaced: ReplacedTable,
     window: LsnWindow,
+    snapshots: tuple[Position, ...],
 ) -> None:
     """Overwrite a table with the staged rows by Spark, which checks the owner's constraints."""
     from pgcdc_assets.merge.schema_evolution import overwrite_by_spark
 
     live = open_again(zone, replaced.path)
-    step = find_next_step(zone, live, replaced.path, window.end_position)
+    step = find_next_step(zone, live, replaced.path, window.end_position, snapshots)
     columns = staged.metadata().partition_columns
     try:
         overwrite_by_spark(spark, staged_path, replaced.path, replaced.owned, columns, step)

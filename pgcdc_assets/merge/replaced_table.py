@@ -148,12 +148,14 @@ def replace_files(
     replaced: ReplacedTable,
     added: Sequence[AddAction],
     position: Position,
+    snapshots: tuple[Position, ...],
 ) -> None:
     """Replace a table's files, schema and watermark by those of the staged table, in one commit.
 
     Args:
         added: files that are in the table's folder already.
         position: epoch and watermark of the files.
+        snapshots: positions of the snapshots in the files.
 
     Raises:
         ConfigurationError: delta-rs cannot write a feature of the table.
@@ -168,7 +170,7 @@ def replace_files(
         # in their order, such as Spark, would lose its rows. Only an earlier attempt adds them.
         if not own.isdisjoint(pa.table(live.get_add_actions()).column("path").to_pylist()):
             return
-        step = find_next_step(zone, live, path, position)
+        step = find_next_step(zone, live, path, position, snapshots)
         try:
             live.create_write_transaction(
                 list(added),
@@ -205,7 +207,9 @@ def replace_files(
     )
 
 
-def find_next_step(zone: RawZone, live: DeltaTable, path: str, position: Position) -> Step:
+def find_next_step(
+    zone: RawZone, live: DeltaTable, path: str, position: Position, snapshots: tuple[Position, ...]
+) -> Step:
     """Return the step of the commit that replaces the contents of a table.
 
     The notes are removed later, and a note that holds would change the new rows. If the fence has
@@ -215,7 +219,7 @@ def find_next_step(zone: RawZone, live: DeltaTable, path: str, position: Positio
         fence = read_fence(zone.lake, live, path, zone.name)
     except TableDamaged:
         fence = last_fence_of_notes(live)
-    return Step(fence_app_id(zone.name), fence + PAST_NOTES, position)
+    return Step(fence_app_id(zone.name), fence + PAST_NOTES, position, snapshots=snapshots)
 
 
 def create_again(
@@ -225,6 +229,7 @@ def create_again(
     staged_path: str,
     path: str,
     position: Position,
+    snapshots: tuple[Position, ...],
 ) -> None:
     """Set the unreadable log of a table aside, and create the table from the staged rows.
 
@@ -234,6 +239,7 @@ def create_again(
 
     Args:
         position: epoch and watermark of the rows.
+        snapshots: positions of the snapshots in the rows.
 
     Raises:
         TransientError: another process has created the table, or the table could not be written.
@@ -250,7 +256,7 @@ def create_again(
             set_log_aside(zone, path)
         except OSError as error:
             raise _not_created(path, type(error).__name__) from error
-    step = Step(fence_app_id(zone.name), 1, position)
+    step = Step(fence_app_id(zone.name), 1, position, snapshots=snapshots)
     metadata = staged.metadata()
     writer = spark.read.format("delta").load(staged_path).writeTo(delta_table(path)).using("delta")
     writer = writer.options(**step.options)

@@ -94,12 +94,19 @@ class SparkServer:
         """Check that no other machine, container or user has its server in the folder.
 
         Raises:
-            ConfigurationError: the folder has such a server, which has not certainly ended.
+            ConfigurationError: the folder has such a server, which has not certainly ended. Or a
+                server runs whose state file is malformed.
         """
         try:
             state = self._read()
         except PermissionError as error:
             raise self._of_other_user(self.state_file) from error
+        if state is None and self._has_lost_server():
+            raise ConfigurationError(
+                reason=f"{self.state_file} is malformed, but its Spark server runs. End the "
+                f"server, which is the process that has {self.alive_file} open (`lsof` shows its "
+                "id), then delete the file"
+            )
         identity = None if state is None else state.identity
         if identity is None:
             return
@@ -291,12 +298,16 @@ class SparkServer:
     def _read(self) -> RunningServer | None:
         """Read the state file; None if it is missing or malformed."""
         try:
-            fields = json.loads(self.state_file.read_text())
-            # Another release may have started the server.
-            known = {name: fields[name] for name in RunningServer.__annotations__ if name in fields}
-            return RunningServer(**known)
-        except (FileNotFoundError, ValueError, TypeError):
+            return RunningServer.parse(self.state_file.read_text(errors="replace"))
+        except FileNotFoundError:
             return None
+
+    def _has_lost_server(self) -> bool:
+        """Return whether a server runs while its state file is there and malformed."""
+        if not self.alive_file.exists() or not is_locked(self.alive_file):
+            return False
+        # Another process may have started the server now.
+        return self.state_file.exists() and self._read() is None
 
     def _write(self, server: RunningServer) -> None:
         """Replace the state file atomically, readable for this user only."""

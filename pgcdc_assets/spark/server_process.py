@@ -7,6 +7,8 @@ the server's port. If the pid was reused by another program, this program is nei
 from __future__ import annotations
 
 import importlib.util
+import json
+import math
 import os
 import signal
 import socket
@@ -60,6 +62,30 @@ class RunningServer:
     stores: Sequence[str] = ()
     has_hive: bool = False
     process: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> RunningServer | None:
+        """Parse the text of a state file; None for text of another form."""
+        try:
+            fields = json.loads(text)
+            # Another release may have started the server.
+            server = cls(**{name: fields[name] for name in cls.__annotations__ if name in fields})
+        except (ValueError, TypeError, RecursionError):
+            return None
+        return server if server._has_valid_fields() else None
+
+    def _has_valid_fields(self) -> bool:
+        if not isinstance(self.stores, list | tuple):
+            return False
+        texts = [self.token, self.process, *self.stores]
+        return (
+            all(isinstance(text, str) for text in texts)
+            and all(isinstance(number, int) for number in (self.pid, self.port))
+            and isinstance(self.started_at, int | float)
+            and self.pid > 0
+            and 0 < self.port < 65536
+            and math.isfinite(self.started_at)
+        )
 
     @property
     def address(self) -> str:

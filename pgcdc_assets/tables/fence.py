@@ -42,6 +42,7 @@ class Step:
         position: epoch and watermark after the write; None for a table that has none.
         mark: distinguishes the write from other writes with the same number.
         has_changes: the write is more than a new watermark.
+        snapshots: positions of the snapshots in the contents that a rebuild has written.
     """
 
     app_id: str
@@ -49,14 +50,19 @@ class Step:
     position: Position | None
     mark: str = field(default_factory=lambda: str(uuid4()))
     has_changes: bool = True
+    snapshots: tuple[Position, ...] = ()
 
     @property
     def metadata(self) -> str:
         """The `userMetadata` of the commit."""
         epoch, lsn = self.position or (None, None)
         watermark = None if lsn is None else str(lsn)
-        written = {"write": self.mark, "epoch": epoch, "watermark": watermark}
-        return json.dumps({"pgcdc": written if self.has_changes else {**written, "changes": False}})
+        written: dict[str, Any] = {"write": self.mark, "epoch": epoch, "watermark": watermark}
+        if not self.has_changes:
+            written["changes"] = False
+        if self.snapshots:
+            written["snapshots"] = [[epoch, str(lsn)] for epoch, lsn in self.snapshots]
+        return json.dumps({"pgcdc": written})
 
     @property
     def options(self) -> dict[str, str]:
@@ -167,8 +173,13 @@ def find_step(lake: Lake, table: DeltaTable, path: str, step: Step) -> Step | No
 
 
 def has_step_at(lake: Lake, table: DeltaTable, path: str, app_id: str, position: Position) -> bool:
-    """Return whether the log has a write of changes with exactly this position."""
+    """Return whether the log has a write of changes with exactly this position.
+
+    A rebuild names the positions of the snapshots that it has applied.
+    """
     for _, step in _steps(lake, table, path, app_id):
+        if position in step.snapshots:
+            return True
         if step.has_changes and step.position is not None and step.position <= position:
             return step.position == position
     return False
@@ -300,7 +311,9 @@ def _parse_step(lines: Iterable[bytes], app_id: str) -> Step | None:
     else:
         # Earlier releases wrote no metadata when a watermark moved without changes.
         position, has_changes = max(recorded, default=None), not recorded
-    return Step(app_id, number, position, str(written.get("write")), has_changes)
+    named = written.get("snapshots", ())
+    snapshots = tuple(Position(int(epoch), Lsn.parse(lsn)) for epoch, lsn in named)
+    return Step(app_id, number, position, str(written.get("write")), has_changes, snapshots)
 
 
 def _parse_metadata(text: str | None) -> dict[str, Any]:

@@ -253,8 +253,9 @@ def _find_written(zone: RawZone, path: str, step: Step) -> DeltaTable | None:
 def has_applied(zone: RawZone, path: str, position: Position) -> bool:
     """Return whether a write of a table has left it at exactly this position.
 
-    Each partial snapshot is such a write. A table that was merged past its LSN, by a merge that was
-    planned before it was landed, has no such write.
+    Each partial snapshot is such a write, and so is each complete one that has rows, or a rebuild
+    names it. A table that was merged past its LSN, by a merge that was planned before it was
+    landed, has no such write.
     """
     table = open_table(zone.lake, path)
     if table is None:

@@ -115,6 +115,32 @@ def test_the_address_of_a_stopped_server_is_an_error_with_the_remedy(
         own_server.conninfo()
 
 
+@pytest.mark.parametrize("content", [b"", b"12", b"soon\n", b"-3\n", b"\xff\xfe\n", b"1\n\n\nx\n"])
+def test_a_malformed_pid_file_is_named(own_server: EmbeddedServer, content: bytes) -> None:
+    own_server.start()
+    port = own_server.port
+    own_server.stop()
+    pid_file = own_server.data_dir / "postmaster.pid"
+    pid_file.write_bytes(content)
+    assert not own_server.is_running
+    with pytest.raises(ConfigurationError, match="does not run"):
+        _ = own_server.port
+    try:
+        own_server.start()
+        assert own_server.port == port
+    except ConfigurationError as error:
+        assert "postmaster.pid" in str(error)
+    finally:
+        if not own_server.is_running:
+            pid_file.unlink()
+
+
+def test_a_malformed_file_of_settings_is_written_again(own_server: EmbeddedServer) -> None:
+    own_server.start().stop()
+    (own_server.data_dir / "pgcdc.conf").write_bytes(b"port = 'x\n\xff")
+    assert own_server.start().port
+
+
 def test_the_error_names_a_version_that_is_not_installed() -> None:
     assert binaries(9) is None
     with pytest.raises(ConfigurationError, match="postgresql-9"):

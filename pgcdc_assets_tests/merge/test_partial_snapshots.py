@@ -12,8 +12,13 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import TransientError
+from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.merge import MergeFailure, MergeReport, rebuild_table
-from pgcdc_assets.orchestration.runs.applied_snapshots import check_applied
+from pgcdc_assets.orchestration.runs.applied_snapshots import (
+    check_applied,
+    check_new_applied,
+    find_merged,
+)
 from pgcdc_assets.postgres import plain_snapshot
 from pgcdc_assets.postgres.wal import advance_wal
 from pgcdc_assets.raw.retention import remove_partial_snapshots
@@ -167,6 +172,33 @@ def test_a_later_complete_snapshot_and_retention_end_a_partial_one(pipeline: Pip
     assert take(pipeline, "id = 0").row_count == 0
     assert len(pipeline.zone.partial_snapshots.complete_snapshots()) == 2
     assert remove_partial_snapshots(pipeline.zone) == 0
+
+
+@pytest.mark.sampled
+def test_a_rebuild_that_used_the_snapshot_has_applied_it(
+    pipeline: Pipeline, spark: SparkSession
+) -> None:
+    """The commit of the rebuild is one write above the LSN of the snapshot."""
+    pipeline.start(f"create table t ({COLUMNS})", f"insert into t {VALUES}")
+    merge(pipeline, T)
+    taken = take(pipeline, "id = 1")
+    pipeline.database.execute("update t set v = 'later' where id = 2")
+    pipeline.capture()
+    # Spark writes a table with constraints.
+    history = table_path(pipeline.zone.lake, pipeline.zone.name, *T.name, 2)
+    spark.sql(f"ALTER TABLE delta.`{history}` ADD CONSTRAINT positive CHECK (id > 0)")
+    for scd in T.scd:
+        rebuild_table(spark, pipeline.zone, T, scd)
+    check_applied(pipeline.zone, T, taken.position)
+    pipeline.assert_equal("t")
+    with pytest.raises(TransientError, match="Run it again"):
+        check_applied(pipeline.zone, T, Position(taken.epoch, Lsn(taken.snapshot_lsn + 8)))
+    before = find_merged(pipeline.zone, [T])
+    pipeline.copy("t")
+    pipeline.capture()
+    for scd in T.scd:
+        rebuild_table(spark, pipeline.zone, T, scd)
+    check_new_applied(pipeline.zone, before)
 
 
 @pytest.mark.sampled

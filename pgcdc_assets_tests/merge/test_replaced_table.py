@@ -46,7 +46,7 @@ class Tables:
     def replace(self) -> None:
         """Replace the live table."""
         replaced = ReplacedTable(self.live, None, {}, ("id",), NOTHING_OWNED)
-        replace_files(self.zone, self.staged, replaced, self.added, _POSITION)
+        replace_files(self.zone, self.staged, replaced, self.added, _POSITION, ())
 
     def append(self, row: int) -> None:
         """Commit as another writer."""

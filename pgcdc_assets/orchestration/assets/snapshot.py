@@ -15,7 +15,7 @@ from pgcdc_assets.errors import ConfigurationError, MergeConflict, resnapshot_re
 from pgcdc_assets.orchestration.metadata import source_column_schema
 from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
-from pgcdc_assets.orchestration.runs.applied_snapshots import passed_error
+from pgcdc_assets.orchestration.runs.applied_snapshots import is_passed, passed_error
 from pgcdc_assets.orchestration.runs.claims import claim_run
 from pgcdc_assets.orchestration.runs.failures import dagster_failures, raise_failed
 from pgcdc_assets.orchestration.runs.partial_request import build_partial_snapshot, partial_request
@@ -134,7 +134,7 @@ def _take_partial(
         )
     if request.report is None:
         report = build_partial_snapshot(capture, postgres.settings(), zone, request).take()
-        if any(mark >= report.position for mark in watermarks(zone, request.table)):
+        if is_passed(zone, request.table, report.position, report.row_count):
             raise passed_error(request.table, report.position)
         request.report = report
         context.log.info(f"Copied the {report.row_count} rows of {report.name} that match")
@@ -166,7 +166,7 @@ def _copied_before(context: dg.AssetExecutionContext) -> dict[str, dict[str, Any
 
 def _passed(zone: RawZone, table: CdcTable, report: SnapshotReport) -> SnapshotFailure | None:
     """Return the error of a table that another instance merged past its snapshot."""
-    if all(mark < report.position for mark in watermarks(zone, table)):
+    if not is_passed(zone, table, report.position, report.row_count):
         return None
     error = MergeConflict(
         table=table.qualified_name,

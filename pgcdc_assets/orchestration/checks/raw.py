@@ -13,6 +13,10 @@ import dagster as dg
 
 from pgcdc_assets.errors import WindowUnavailable
 from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.orchestration.checks.identities import (
+    REPLICA_IDENTITY,
+    check_identities,
+)
 from pgcdc_assets.orchestration.checks.schema_changes import SCHEMA_CHANGES, check_schema_changes
 from pgcdc_assets.orchestration.checks.source_tables import read_relation_ids, read_table_places
 from pgcdc_assets.orchestration.names import Names, StepKeys
@@ -21,9 +25,9 @@ from pgcdc_assets.orchestration.runs.failures import dagster_failures
 from pgcdc_assets.orchestration.state import left_tables, read_gates
 from pgcdc_assets.postgres.catalog import published_tables
 from pgcdc_assets.postgres.moved_tables import SourcePlace, find_declared_table
+from pgcdc_assets.postgres.preflight.replica_identity import are_identities_usable
 from pgcdc_assets.postgres.slot_health import SlotHealth, slot_health
 from pgcdc_assets.postgres.slots import read_slot_status
-from pgcdc_assets.protocol.relation import Relation, ReplicaIdentity
 from pgcdc_assets.raw.changes import Recount
 from pgcdc_assets.raw.schema_events import SchemaChange, open_events
 from pgcdc_assets.raw.window_gaps import find_gaps
@@ -37,7 +41,6 @@ COUNTED_AS_DECODED = "rows_as_decoded"
 NO_PARKED_ROWS = "no_parked_rows"
 WINDOW_CHECKS = (WITHOUT_GAPS, COUNTED_AS_DECODED, NO_PARKED_ROWS)
 SLOT_HEALTH = "slot_health"
-REPLICA_IDENTITY = "replica_identity"
 SOURCE_TABLE = "source_table"
 
 
@@ -227,13 +230,14 @@ def build_source_checks(
                         for table in capture.tables
                         if table.name not in left
                     }
-                    usable = {
-                        name: ReplicaIdentity.NOTHING
-                        if one is None
-                        else usable_identity(one.relation)
+                    tables_found = [one for one in found.values() if one is not None]
+                    usable = are_identities_usable(conn, capture.publication, tables_found)
+                    bad = [
+                        name
                         for name, one in found.items()
-                    }
-                    yield check_identities(snapshot, usable)
+                        if one is None or not usable[one.relation.relation_id]
+                    ]
+                    yield check_identities(snapshot, bad, len(found))
             if SOURCE_TABLE in wanted:
                 places = read_table_places(
                     postgres.settings(), lake.zone(capture.name), capture, "check"
@@ -327,51 +331,4 @@ def evaluation_of(
         severity=result.severity,
         description=result.description,
         partition=window.key if window is not None else None,
-    )
-
-
-def usable_identity(relation: Relation) -> ReplicaIdentity:
-    """Return the replica identity of a table; NOTHING if its updates would be refused."""
-    identity = relation.replica_identity
-    is_lost = identity is ReplicaIdentity.DEFAULT and not relation.primary_key
-    if identity is ReplicaIdentity.INDEX:
-        # The index was dropped.
-        is_lost = not any(column.is_key for column in relation.columns)
-    return ReplicaIdentity.NOTHING if is_lost else identity
-
-
-def seen_identities(zone: RawZone, capture: CdcCapture) -> dict[str, ReplicaIdentity]:
-    """Return the usable identity of each declared table in the newest catalog poll.
-
-    A table that the poll did not find counts as usable, because other checks report missing tables.
-    """
-    epoch = zone.epochs.latest()
-    looks = {} if epoch is None else zone.definitions.newest(epoch.epoch).tables
-    seen = {one.table: one.definition for one in looks.values()}
-    return {
-        table.qualified_name: usable_identity(seen[table.name].relation)
-        if table.name in seen and seen[table.name].is_published
-        else ReplicaIdentity.DEFAULT
-        for table in capture.tables
-    }
-
-
-def check_identities(
-    snapshot: dg.AssetKey, usable: Mapping[str, ReplicaIdentity]
-) -> dg.AssetCheckResult:
-    """List the tables whose updates and deletes Postgres refuses or does not describe.
-
-    Args:
-        usable: the usable identity of each expected table of the publication.
-    """
-    bad = [name for name, identity in usable.items() if identity is ReplicaIdentity.NOTHING]
-    return dg.AssetCheckResult(
-        asset_key=snapshot,
-        check_name=REPLICA_IDENTITY,
-        passed=not bad,
-        description=f"Postgres refuses UPDATE and DELETE of {', '.join(bad)}, or does not send "
-        "them. `pgcdc check` prints the remedy."
-        if bad
-        else None,
-        metadata={"tables": ", ".join(bad) or "none", "table_count": len(usable)},
     )

@@ -55,18 +55,35 @@ def check_applied(zone: RawZone, table: CdcTable, position: Position) -> None:
     Raises:
         TransientError: a merge that was planned before the snapshot was landed has passed it.
     """
-    for scd in table.scd:
-        path = table_path(zone.lake, zone.name, table.schema, table.table, scd)
-        if has_applied(zone, path, position):
-            continue
-        watermark = read_watermark(zone.lake, zone.name, table.schema, table.table, scd)
-        # A complete snapshot that was taken later has the same rows.
-        if watermark is not None and any(
-            snapshot.name == table.name and position < snapshot.position <= watermark
-            for snapshot in zone.snapshots.complete_snapshots()
-        ):
-            continue
+    if not all(_has_applied(zone, table, scd, position) for scd in table.scd):
         raise passed_error(table, position)
+
+
+def is_passed(zone: RawZone, table: CdcTable, position: Position, row_count: int) -> bool:
+    """Return whether a merge has passed a snapshot of all or some rows without applying it.
+
+    A merge of another Dagster instance may apply the snapshot before its run ends. One write may
+    have an empty snapshot together with the changes after it, so an empty one counts as passed.
+    """
+    for scd in table.scd:
+        marks = watermarks(zone, table.of_kinds([scd]))
+        if any(mark >= position for mark in marks) and not (
+            row_count and _has_applied(zone, table, scd, position)
+        ):
+            return True
+    return False
+
+
+def _has_applied(zone: RawZone, table: CdcTable, scd: int, position: Position) -> bool:
+    path = table_path(zone.lake, zone.name, table.schema, table.table, scd)
+    if has_applied(zone, path, position):
+        return True
+    watermark = read_watermark(zone.lake, zone.name, table.schema, table.table, scd)
+    # A complete snapshot that was taken later has the same rows.
+    return watermark is not None and any(
+        snapshot.name == table.name and position < snapshot.position <= watermark
+        for snapshot in zone.snapshots.complete_snapshots()
+    )
 
 
 def passed_error(table: CdcTable, position: Position) -> TransientError:

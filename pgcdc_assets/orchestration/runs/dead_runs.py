@@ -31,6 +31,7 @@ from pgcdc_assets.orchestration.runs.records import (
     CAPTURE_TAG,
     PURPOSE_TAG,
     is_canceled_before_start,
+    is_claim_inherited,
     is_left_over,
 )
 from pgcdc_assets.processes import ProcessIdentity, this_namespace
@@ -62,7 +63,7 @@ def close_dead_runs(
         run = record.dagster_run
         if run.tags.get(CAPTURE_TAG) != capture and ours.isdisjoint(_touched_assets(run)):
             continue
-        if run.status in _CLAIMED and not is_canceled_before_start(run):
+        if run.status in _CLAIMED and not is_canceled_before_start(instance, run):
             _close_if_dead(instance, run)
         else:
             _close_if_left_over(instance, record)
@@ -91,7 +92,7 @@ def _close_if_dead(instance: dg.DagsterInstance, run: DagsterRun) -> None:
     now = instance.get_run_by_id(run.run_id)
     if now is None or now.is_finished or _claim_of(now) != _claim_of(run):
         return
-    if _is_inherited(instance, run):
+    if is_claim_inherited(instance, run):
         return
     _close(instance, now, reason)
 
@@ -131,12 +132,6 @@ def _close(instance: dg.DagsterInstance, run: DagsterRun, reason: str) -> None:
         instance.report_run_canceled(run, reason)
     else:
         instance.report_run_failed(run, message=reason)
-
-
-def _is_inherited(instance: dg.DagsterInstance, run: DagsterRun) -> bool:
-    """Return whether a run has the process tag of the run that it repeats, before its own start."""
-    parent = instance.get_run_by_id(run.parent_run_id) if run.parent_run_id else None
-    return parent is not None and parent.tags.get(PROCESS_TAG) == run.tags.get(PROCESS_TAG)
 
 
 def _claim_of(run: DagsterRun) -> tuple[str | None, str | None]:

@@ -11,7 +11,7 @@ import dagster as dg
 from dagster import DagsterRun, DagsterRunStatus, RunRecord, RunsFilter
 from dagster._core.execution.stats import StepEventStatus
 
-from pgcdc_assets.orchestration.runs.claims import PROCESS_TAG
+from pgcdc_assets.orchestration.runs.claims import PROCESS_TAG, last_heartbeat
 
 CAPTURE_TAG = "pgcdc/capture"
 PURPOSE_TAG = "pgcdc/purpose"
@@ -110,18 +110,30 @@ def is_left_over(instance: dg.DagsterInstance, record: RunRecord) -> bool:
         return not _has_queue_daemon(instance)
     if status == DagsterRunStatus.NOT_STARTED:
         return _age(record) > START_SECONDS
-    if status == DagsterRunStatus.STARTING or is_canceled_before_start(record.dagster_run):
+    if status == DagsterRunStatus.STARTING or is_canceled_before_start(
+        instance, record.dagster_run
+    ):
         limit = max(START_SECONDS, instance.run_monitoring_start_timeout_seconds)
         return _age(record) > limit
     return False
 
 
-def is_canceled_before_start(run: DagsterRun) -> bool:
+def is_canceled_before_start(instance: dg.DagsterInstance, run: DagsterRun) -> bool:
     """Return whether a person has terminated a run that no process executes yet.
 
     Dagster sets the status also if there is no process to signal.
     """
-    return run.status == DagsterRunStatus.CANCELING and not run.tags.get(PROCESS_TAG)
+    return run.status == DagsterRunStatus.CANCELING and (
+        not run.tags.get(PROCESS_TAG) or is_claim_inherited(instance, run)
+    )
+
+
+def is_claim_inherited(instance: dg.DagsterInstance, run: DagsterRun) -> bool:
+    """Return whether a run has the process tag of the run that it repeats, before its own start."""
+    if run.parent_run_id is None or last_heartbeat(run) is not None:
+        return False
+    parent = instance.get_run_by_id(run.parent_run_id)
+    return parent is not None and parent.tags.get(PROCESS_TAG) == run.tags.get(PROCESS_TAG)
 
 
 def is_started(instance: dg.DagsterInstance, run_id: str) -> bool:

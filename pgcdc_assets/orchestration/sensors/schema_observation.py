@@ -10,11 +10,12 @@ from typing import Any
 
 import dagster as dg
 
-from pgcdc_assets.orchestration.checks.raw import (
+from pgcdc_assets.orchestration.checks.identities import (
     check_identities,
-    evaluation_of,
-    seen_identities,
+    recorded_failures,
+    seen_without_identity,
 )
+from pgcdc_assets.orchestration.checks.raw import evaluation_of
 from pgcdc_assets.orchestration.checks.schema_changes import (
     check_schema_changes,
     schema_change_metadata,
@@ -58,7 +59,8 @@ def observe_schema_changes(
     changed = changed_evaluations(instance, found)
     recorded: list[Event] = list(changed)
     if any(event.change in _OF_IDENTITY for event in events):
-        identities = check_identities(snapshot, seen_identities(zone, capture))
+        bad = seen_without_identity(zone, capture, recorded_failures(instance, snapshot))
+        identities = check_identities(snapshot, bad, len(capture.tables))
         recorded += changed_evaluations(instance, [evaluation_of(identities)])
     for table in dict.fromkeys(tables[evaluation.asset_key] for evaluation in changed):
         metadata = {

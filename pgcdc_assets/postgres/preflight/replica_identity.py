@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pgcdc_assets.postgres.catalog import PublishedTable, read_relations
 from pgcdc_assets.postgres.preflight.finding import Finding
-from pgcdc_assets.postgres.publication import Publication
+from pgcdc_assets.postgres.publication import Publication, read_publication
 from pgcdc_assets.protocol.relation import ReplicaIdentity
 from pgcdc_assets.table_name import quoted
 
@@ -79,6 +79,8 @@ select relation::bigint, array_agg(distinct l.name::text),
  group by relation
 """
 
+# The code of a finding about a replica identity.
+_IDENTITY = "replica_identity"
 _FAIL = "the application's UPDATE and DELETE on this table fail."
 # A table may have thousands of partitions.
 _MOST_NAMED = 5
@@ -167,6 +169,26 @@ def read_identities(
     }
 
 
+def are_identities_usable(
+    conn: Connection, publication: str, tables: Sequence[PublishedTable]
+) -> dict[int, bool]:
+    """Return by OID whether updates and deletes of a table are accepted and identify their row.
+
+    Of a partitioned table, the identity of each partition counts.
+    """
+    published = read_publication(conn, publication)
+    identities = read_identities(conn, published, [t.relation.relation_id for t in tables])
+    return {
+        table.relation.relation_id: not any(
+            finding.code == _IDENTITY
+            for finding in check_identity(
+                published, table, identities[table.relation.relation_id], has_declared_key=True
+            )
+        )
+        for table in tables
+    }
+
+
 def check_identity(
     publication: Publication, table: PublishedTable, identity: Identity, has_declared_key: bool
 ) -> Iterator[Finding]:
@@ -215,7 +237,7 @@ def _lacking(table: PublishedTable, lacking: Sequence[_Holder]) -> Finding:
         remedies = (_remedy(holder, _sql_name(table.relation)) for holder in lacking[:_MOST_NAMED])
         why, remedy = _and_more(why, lacking), _and_more("; ".join(remedies), lacking)
     return Finding(
-        "replica_identity",
+        _IDENTITY,
         "error",
         f"Table {name} has {why}: with updates or deletes published, {_FAIL}",
         remedy,
@@ -251,7 +273,7 @@ def _check_partitions(table: PublishedTable, identity: Identity) -> Iterator[Fin
         for holder in unfit[:_MOST_NAMED]
     )
     yield Finding(
-        "replica_identity",
+        _IDENTITY,
         "error",
         f"Table {relation.qualified_name} has {_and_more(why, unfit)}: updates and deletes of "
         "these partitions do not identify their row, and the lake keeps it.",

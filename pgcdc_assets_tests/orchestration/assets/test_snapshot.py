@@ -53,6 +53,25 @@ def test_a_table_whose_run_was_killed_after_its_copy_gets_its_record(
     assert records(orchestrated.tick("lag")) == []
 
 
+@pytest.mark.sampled
+def test_the_record_of_a_killed_resnapshot_replaces_the_older_one(
+    orchestrated: Orchestrated,
+) -> None:
+    """So does that of another Dagster instance with the same lake."""
+    orchestrated.copy()
+    assert records(orchestrated.tick("lag")) == []
+    orchestrated.database.execute("insert into a values (11, 'later')")
+    capture, zone = orchestrated.capture, orchestrated.zone
+    settings, source = orchestrated.database.settings(), (capture.slot, capture.publication)
+    snapshot_tables(settings, zone, *source, [capture.tables[0].name])
+    (record,) = records(orchestrated.tick("lag"))
+    assert record.partition == "public.a"
+    assert record.metadata["dagster/partition_row_count"].value == 11
+    newest = max(each.snapshot_lsn for each in zone.snapshots.complete_snapshots())
+    assert record.metadata["snapshot_lsn"].value == str(newest)
+    assert records(orchestrated.tick("lag")) == []
+
+
 def materialized(orchestrated: Orchestrated) -> set[str]:
     return orchestrated.instance.get_materialized_partitions(SNAPSHOT)
 

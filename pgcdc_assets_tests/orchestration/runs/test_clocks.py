@@ -62,13 +62,23 @@ def test_a_live_run_is_not_closed_at_the_end_of_an_outage_of_the_records(
 
 
 @pytest.mark.postgres
-@pytest.mark.parametrize("is_claimed", [False, True])
+@pytest.mark.parametrize("claim", ["none", "own", "inherited"])
 def test_a_run_that_was_terminated_before_its_process_began_blocks_other_runs_for_minutes_only(
-    orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch, is_claimed: bool
+    orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch, claim: str
 ) -> None:
-    """Dagster asks for the end of a run also if there is no process, and waits for the end."""
+    """Dagster asks for the end of a run also if there is no process, and waits for the end.
+
+    Dagster copies the tags of a run to the run that repeats it.
+    """
     orchestrated.copy()
-    run = orchestrated.start_run("capture", {PROCESS_TAG: process_tag()} if is_claimed else {})
+    is_claimed = claim == "own"
+    tags = {} if claim == "none" else {PROCESS_TAG: process_tag()}
+    repeats = None
+    if claim == "inherited":
+        repeated = orchestrated.create_run("capture", tags)
+        orchestrated.instance.report_run_failed(repeated)
+        repeats = repeated.run_id
+    run = orchestrated.start_run("capture", tags, repeats)
     orchestrated.instance.report_run_canceling(run)
     assert not orchestrated.tick("lag", one_shot=True).run_requests
     wall = time.time

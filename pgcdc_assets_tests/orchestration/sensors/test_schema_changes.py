@@ -8,7 +8,7 @@ import dagster as dg
 import pytest
 
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.orchestration.checks.raw import REPLICA_IDENTITY
+from pgcdc_assets.orchestration.checks.identities import REPLICA_IDENTITY
 from pgcdc_assets.orchestration.sensors.snapshot_requests import EVENT_TAG, REASON_TAG
 from pgcdc_assets.policies import WindowPolicy
 from pgcdc_assets.raw.schema_events import CATALOG, SchemaChange, SchemaEvent
