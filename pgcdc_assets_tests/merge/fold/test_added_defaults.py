@@ -240,6 +240,6 @@ def test_rows_have_the_default_if_the_table_was_rewritten_before_the_first_row(
     assert not event.needs_snapshot
     pipeline.database.execute("vacuum full t")
     pipeline.database.execute("insert into t values (2, 'b', 6)")
-    assert pipeline.sync()["public.t"].columns_filled == ("n",)
+    assert pipeline.sync()["t"].columns_filled == ("n",)
     pipeline.assert_equal("t")
     assert pipeline.rows(columns="id, n") == [(1, 5), (2, 6)]
