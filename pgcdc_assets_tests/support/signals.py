@@ -1,8 +1,8 @@
 """SIGINT and SIGHUP for the processes that tests start.
 
-A shell starts a background job with SIGINT ignored, and `nohup` a command with SIGHUP ignored. Child
-processes inherit this. A test that interrupts a command would then wait until its time limit, or see
-the command continue.
+A shell starts a background job with SIGINT ignored, and `nohup` a command with SIGHUP ignored.
+Child processes inherit this. A test that interrupts a command would then wait until its time limit,
+or see the command continue.
 """
 
 from __future__ import annotations
