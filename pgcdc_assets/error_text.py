@@ -18,3 +18,8 @@ def first_line(error: Exception) -> str:
     cause = _OF_SYSTEM.search(rest)
     found = first.rstrip() or type(error).__name__
     return f"{found}: {cause[0].strip()}" if cause else found
+
+
+def first_sentence(error: Exception) -> str:
+    """Return the first line of an error's text with one full stop at its end."""
+    return f"{first_line(error).rstrip('.')}."

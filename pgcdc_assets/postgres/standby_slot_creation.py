@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pgcdc_assets.error_text import first_line
+from pgcdc_assets.error_text import first_sentence
 from pgcdc_assets.errors import ConfigurationError, PgcdcError, TransientError
 from pgcdc_assets.postgres.backend_cancellation import cancel_statement
 from pgcdc_assets.postgres.blocking_transactions import oldest_blocking_transaction
@@ -79,8 +79,8 @@ class StandbyCreation:
             assert primary is not None
             return ConfigurationError(
                 reason=f"{primary.describe()} ({primary.variable}) writes no record of its running "
-                f"transactions: {first_line(self._failure).rstrip('.')}. Name the primary of "
-                f"{server}, or remove primary_dsn_env.",
+                f"transactions: {first_sentence(self._failure)} Name the primary of {server}, "
+                "or remove primary_dsn_env.",
                 setting="primary_dsn_env",
             )
         if not self._is_over:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from pgcdc_assets.error_text import first_line
+from pgcdc_assets.error_text import first_sentence
 from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.raw.compaction import MINIMUM_FILES
 from pgcdc_assets.raw.log_cleanup import set_file_retention, shorten_log
@@ -161,6 +161,6 @@ def _vacuum(table: RawTable, spared: Collection[str] = ()) -> int:
 
 def _failed(table: RawTable, error: Exception) -> TransientError:
     return TransientError(
-        reason=f"The maintenance of {table.uri} failed: {first_line(error).rstrip('.')}. No "
-        "referenced file was removed. The next maintenance continues."
+        reason=f"The maintenance of {table.uri} failed: {first_sentence(error)} No referenced "
+        "file was removed. The next maintenance continues."
     )

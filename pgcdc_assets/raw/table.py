@@ -21,7 +21,7 @@ from deltalake import DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import RemoveAction
 
-from pgcdc_assets.error_text import first_line
+from pgcdc_assets.error_text import first_line, first_sentence
 from pgcdc_assets.errors import ConfigurationError, RawZoneError, TransientError
 from pgcdc_assets.raw.commit_records import RECORD, LogEntry, read_entries
 from pgcdc_assets.raw.commits import add_actions, commit_actions
@@ -379,7 +379,6 @@ class RawTable:
         self, error: Exception, outcome: str = _NOT_COMMITTED
     ) -> ConfigurationError | TransientError:
         return explain_store_error(self.uri, error) or TransientError(
-            reason=f"The Delta table {self.uri} cannot be written: "
-            f"{first_line(error).rstrip('.')}. {outcome} Check that the lake has space and is "
-            "writable, then run it again."
+            reason=f"The Delta table {self.uri} cannot be written: {first_sentence(error)} "
+            f"{outcome} Check that the lake has space and is writable, then run it again."
         )

@@ -22,7 +22,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from pgcdc_assets import failpoints
-from pgcdc_assets.error_text import first_line
+from pgcdc_assets.error_text import first_sentence
 from pgcdc_assets.errors import RawExpired, RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.protocol.empty_batches import HEARTBEAT_PREFIX
@@ -211,9 +211,8 @@ class MessageTable:
             delete_old_files(self.table, loaded)
         except (DeltaError, OSError, pa.ArrowException) as error:
             raise TransientError(
-                reason=f"The maintenance of {self.table.uri} failed: "
-                f"{first_line(error).rstrip('.')}. No referenced file was removed. The next "
-                "maintenance continues."
+                reason=f"The maintenance of {self.table.uri} failed: {first_sentence(error)} No "
+                "referenced file was removed. The next maintenance continues."
             ) from error
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -60,6 +60,13 @@ class Orchestrated:
     @property
     def raw(self) -> dg.AssetKey:
         return dg.AssetKey([NAME, "raw"])
+
+    def evaluate(self, *checks: dg.AssetCheckKey) -> Sequence[dg.AssetCheckEvaluation]:
+        """Run asset checks alone, and return their evaluations."""
+        job = dg.define_asset_job("asked", selection=dg.AssetSelection.checks(*checks))
+        definitions = dg.Definitions.merge(self.location.definitions, dg.Definitions(jobs=[job]))
+        done = definitions.resolve_job_def("asked").execute_in_process(instance=self.instance)
+        return done.get_asset_check_evaluations()
 
     def windows(self) -> list[str]:
         return list(self.instance.get_dynamic_partitions(self.capture.windows_name))

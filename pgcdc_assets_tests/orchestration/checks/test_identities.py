@@ -26,14 +26,7 @@ alter publication pub set (publish_via_partition_root = true)
 
 def run_check(orchestrated: Orchestrated) -> tuple[bool, object]:
     """Run the check, and return its result and the tables that fail."""
-    job = dg.define_asset_job("asked", selection=dg.AssetSelection.checks(KEY))
-    definitions = dg.Definitions.merge(
-        orchestrated.location.definitions, dg.Definitions(jobs=[job])
-    )
-    asked = definitions.resolve_job_def("asked")
-    (found,) = asked.execute_in_process(
-        instance=orchestrated.instance
-    ).get_asset_check_evaluations()
+    (found,) = orchestrated.evaluate(KEY)
     return found.passed, found.metadata["tables"].value
 
 

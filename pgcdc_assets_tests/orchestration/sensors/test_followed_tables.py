@@ -206,8 +206,5 @@ def test_the_sensor_detects_added_and_removed_tables(
         TableName("public", "b")
     ]
     check = dg.AssetCheckKey(dg.AssetKey([NAME, "snapshot"]), "replica_identity")
-    job = dg.define_asset_job("asked", selection=dg.AssetSelection.checks(check))
-    definitions = dg.Definitions.merge(fourth.location.definitions, dg.Definitions(jobs=[job]))
-    done = definitions.resolve_job_def("asked").execute_in_process(instance=instance)
-    (identities,) = done.get_asset_check_evaluations()
+    (identities,) = fourth.evaluate(check)
     assert (identities.passed, identities.metadata["table_count"].value) == (True, 2)

@@ -308,17 +308,10 @@ def test_the_slot_s_health_is_checked_by_the_tick_and_on_demand(orchestrated: Or
     assert evaluation.metadata["wal_status"].value == "reserved"
 
     key = dg.AssetCheckKey(orchestrated.raw, SLOT_HEALTH)
-    job = dg.define_asset_job("health", selection=dg.AssetSelection.checks(key))
-    definitions = dg.Definitions.merge(
-        orchestrated.location.definitions, dg.Definitions(jobs=[job])
-    )
-    asked = definitions.resolve_job_def("health")
-    (there,) = asked.execute_in_process(
-        instance=orchestrated.instance
-    ).get_asset_check_evaluations()
+    (there,) = orchestrated.evaluate(key)
     assert there.passed
     orchestrated.database.drop_slots()
-    (gone,) = asked.execute_in_process(instance=orchestrated.instance).get_asset_check_evaluations()
+    (gone,) = orchestrated.evaluate(key)
     assert (gone.passed, gone.severity) == (False, dg.AssetCheckSeverity.ERROR)
     assert gone.metadata["wal_status"].value == "missing"
 
