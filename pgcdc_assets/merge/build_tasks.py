@@ -180,6 +180,7 @@ def build_tasks(
                 compared_bytes=compared_bytes,
                 is_remade=is_remade,
                 waits_for=waits_for,
+                awaits_snapshot=stops.awaits_snapshot(table.target.name, table.watermark),
                 healed_through=_newest_snapshot_lsn(plan, own),
                 comments=looks(plan.epoch).comments(relation_id),
             )

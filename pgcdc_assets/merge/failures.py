@@ -73,16 +73,15 @@ def _explained(task: MergeTask, error: Exception, session: SparkSession | None) 
     name, text = task.plan.target.qualified_name, text_of(error) or ""
     condition = condition_of(error)
     if UNKNOWN_VALUE in text:
-        return SnapshotNeeded(
-            table=name,
-            reason="an update leaves out a TOASTed value, and neither the earlier changes nor "
-            "the table have the row",
+        return _unknown_row(
+            task,
+            "an update leaves out a TOASTed value, and neither the earlier changes nor the table "
+            "have the row",
         )
     if MISSING_ROW in text:
-        return SnapshotNeeded(
-            table=name,
-            reason="a row was changed or deleted at the source that the table without a key does "
-            "not hold",
+        return _unknown_row(
+            task,
+            "a row was changed or deleted at the source that the table without a key does not hold",
         )
     for number, column in enumerate(task.plan.target.key or ()):
         if f"{NULL_KEY} {number};" in text:
@@ -120,6 +119,21 @@ def _explained(task: MergeTask, error: Exception, session: SparkSession | None) 
             "hand, undo the alteration; otherwise rebuild the table: pgcdc rebuild",
         )
     return _transient(name, condition)
+
+
+def _unknown_row(task: MergeTask, reason: str) -> PgcdcError:
+    """Return the error of changes of a row that came without an insert.
+
+    A look at the catalog records a change above its first rows. So the rows of an attached
+    partition may change below the event whose snapshot copies them.
+    """
+    name = task.plan.target.qualified_name
+    if not task.awaits_snapshot:
+        return SnapshotNeeded(table=name, reason=reason)
+    return TransientError(
+        reason=f"Table {name} was not merged: {reason}. The table waits for a snapshot, which the "
+        f"lag sensor or the next pgcdc sync takes. {task.awaits_snapshot}"
+    )
 
 
 def _required_columns(task: MergeTask, text: str) -> list[str]:

@@ -156,6 +156,15 @@ class SchemaStops:
         is_behind = found.epoch < self.through.epoch and found.is_last
         return found, self._explain_end(found) if is_behind else ""
 
+    def awaits_snapshot(self, name: TableName, watermark: Position | None) -> str:
+        """Return the open events whose snapshot is taken without a person, in sentences.
+
+        Args:
+            watermark: of the table; None before the first merge.
+        """
+        gate = gate_after(self.gates, name, watermark)
+        return gate.reason if gate is not None and gate.heals and not self.is_bounded else ""
+
     def _explain_end(self, found: Plan) -> str:
         reason = explain_end_of_epoch(found.epoch, self.through.epoch)
         return f"{reason[0].upper()}{reason[1:]}."

@@ -37,6 +37,8 @@ class MergeTask:
         compared_bytes: of the snapshot and the table's rows, if a shuffle compares the two.
         is_remade: the table does not exist, and its folder holds data files.
         waits_for: the schema changes before which the plan ends, in sentences.
+        awaits_snapshot: the schema changes whose snapshot is taken without a person, in sentences,
+            wherever the plan ends.
         blocked_by: the error of changes that cannot be folded from the plan's start on; None
             without such changes.
         healed_through: the newest usable snapshot of the epoch has what schema changes below this
@@ -59,6 +61,7 @@ class MergeTask:
     compared_bytes: int = 0
     is_remade: bool = False
     waits_for: str = ""
+    awaits_snapshot: str = ""
     blocked_by: DefiniteError | None = None
     healed_through: Lsn = _NO_SNAPSHOT
     comments: Mapping[int, str] | None = None

@@ -55,9 +55,17 @@ _LOST_KEY = (
     r"or name the key in the settings"
 )
 _ALTERED = r"Altered at the source during the run: [\w., ]+\. The next run continues .*"
+# The rows of a partition that was attached, or of a table that was published again, change before
+# the snapshot that has them.
+_AWAITED = (
+    r"Not merged: [\w., ]+\. Table public\.\w+ was not merged: an update leaves out a TOASTed value"
+    r"[^.]+\. The table waits for a snapshot, [^.]+\. "
+)
 _REPORTED = re.compile(
     rf"(FailedRun|TableMoved): ((?!.*Not merged).*{_MISSING}"
-    rf"|{_LOST_KEY}(\. (Not copied: [\w., ]+\. )?{_MISSING}.*|\. {_ALTERED}|\.?)$)",
+    rf"|{_LOST_KEY}(\. (Not copied: [\w., ]+\. )?{_MISSING}.*|\. {_ALTERED}|\.?)$"
+    rf"|(Not copied: [\w., ]+\. {_MISSING}((?!Not merged).)*)?"
+    rf"{_AWAITED}((?!Not merged).)*{_ALTERED})",
     re.MULTILINE,
 )
 

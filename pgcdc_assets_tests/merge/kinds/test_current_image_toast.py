@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pgcdc_assets.errors import SnapshotNeeded
+from pgcdc_assets.errors import SnapshotNeeded, TransientError
 from pgcdc_assets.merge import MergeFailure
 from pgcdc_assets_tests.support.merge.pipeline import KEY_SWAP, PUBLICATION, Pipeline
 
@@ -129,5 +129,30 @@ def test_a_row_that_returns_into_the_row_filter_keeps_no_value_from_before(
     assert isinstance(failure, MergeFailure)
     assert isinstance(failure.error, SnapshotNeeded), failure.error
     pipeline.database.execute(f"update t set v = {_NEW} where id = 1")
+    pipeline.sync()
+    pipeline.assert_equal()
+
+
+def test_a_row_that_only_the_awaited_snapshot_has_needs_no_command(pipeline: Pipeline) -> None:
+    """C11: the rows of a table that was published again change before its snapshot."""
+    pipeline.tables = ("t", "bag")
+    pipeline.database.execute(
+        f"{_TABLE}; {_EXTERNAL}; create table bag (v text); alter table bag replica identity full;"
+        f"create publication {PUBLICATION} for table t, bag"
+    )
+    pipeline.copy()
+    pipeline.sync()
+    pipeline.database.execute(f"alter publication {PUBLICATION} drop table t, bag")
+    pipeline.database.execute(f"insert into t values (1, {_A}); insert into bag values ('a')")
+    pipeline.database.execute(f"alter publication {PUBLICATION} add table t, bag")
+    pipeline.database.execute("update t set n = 1; delete from bag")
+    pipeline.capture()
+    for table, failure in pipeline.merge().items():
+        assert isinstance(failure, MergeFailure), table
+        assert isinstance(failure.error, TransientError), failure.error
+        text = str(failure.error)
+        assert "resnapshot" not in text
+        assert "which the lag sensor or the next pgcdc sync takes. publication_changed" in text
+    pipeline.copy("t", "bag")
     pipeline.sync()
     pipeline.assert_equal()
