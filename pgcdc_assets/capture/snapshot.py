@@ -37,8 +37,7 @@ from pgcdc_assets.capture.slot_owner import (
 from pgcdc_assets.capture.snapshot_copies import Copies
 from pgcdc_assets.capture.snapshot_export import (
     export_by_new_slot,
-    export_later,
-    relation_ids,
+    export_settled,
 )
 from pgcdc_assets.capture.snapshot_pool import (
     SnapshotFailure,
@@ -170,11 +169,18 @@ def snapshot_each_table(
         # What has changed so far is in the snapshots. The copy checks that nothing changed between
         # the slot's snapshot and the copy.
         read_again = partial(_look_and_read, settings, zone, epoch, publication, tables or ())
-        wanted = read_again(tables)
-        if snapshot is None and relation_ids(wanted):
-            snapshot, wanted = export_later(
-                settings, slot, wanted, partial(read_again, tables), open_snapshot, standby
+
+        def export(
+            left: Sequence[TableName] | None,
+        ) -> tuple[ExportedSnapshot | None, list[PublishedTable | SnapshotFailure]]:
+            return export_settled(
+                *(settings, zone, epoch, slot, partial(read_again, left), open_snapshot, standby)
             )
+
+        if snapshot is None:
+            snapshot, wanted = export(tables)
+        else:
+            wanted = read_again(tables)
         copies = Copies()
         while True:
             yield from (outcome for outcome in wanted if isinstance(outcome, SnapshotFailure))
@@ -188,15 +194,7 @@ def snapshot_each_table(
             if not copies.left:
                 return
             try:
-                left = tuple(copies.left)
-                snapshot, wanted = export_later(
-                    settings,
-                    slot,
-                    read_again(left),
-                    partial(read_again, left),
-                    open_snapshot,
-                    standby,
-                )
+                snapshot, wanted = export(tuple(copies.left))
             except PgcdcError as error:
                 yield from (SnapshotFailure(*name, error) for name in copies.left)
                 return
