@@ -60,6 +60,7 @@ from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.lease import capture_lease
 from pgcdc_assets.postgres.moved_tables import find_declared_table
+from pgcdc_assets.postgres.preflight.replica_identity import partial_identity
 from pgcdc_assets.postgres.prepared_transactions import check_two_phase
 from pgcdc_assets.postgres.publication import explain_unpublished, read_publication
 from pgcdc_assets.postgres.slot_creation import SlotOptions
@@ -357,7 +358,7 @@ def _wanted(
     published = published_tables(conn, publication)
     if tables is None:
         complete = {copy.name for copy in zone.snapshots.complete_snapshots(epoch)}
-        return [table for table in published if table.relation.name not in complete]
+        return [_checked(table) for table in published if table.relation.name not in complete]
     known = zone.followed_ids()
     wanted: list[PublishedTable | SnapshotFailure] = []
     for name in dict.fromkeys(TableName(*table) for table in tables):
@@ -367,8 +368,16 @@ def _wanted(
             error = ConfigurationError(reason=f"Table {name} {reason}.")
             wanted.append(SnapshotFailure(*name, error))
         else:
-            wanted.append(found)
+            wanted.append(_checked(found))
     return wanted
+
+
+def _checked(table: PublishedTable) -> PublishedTable | SnapshotFailure:
+    """Return the table, or the failure of a table whose rows the published columns do not tell."""
+    if not table.relation.unsent_identity:
+        return table
+    error = ConfigurationError(reason=str(partial_identity(table.relation)))
+    return SnapshotFailure(*table.declared_name, error)
 
 
 def _joined(failures: Sequence[SnapshotFailure]) -> PgcdcError:

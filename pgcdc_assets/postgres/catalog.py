@@ -178,8 +178,10 @@ def read_relations(
     relations: dict[int, Relation] = {}
     for oid, schema, table, identity, identity_attnums, primary_key, *facts_of_table in heads:
         kept: list[Column] = []
+        unsent: list[str] = []
         for name, type_oid, typmod, attnum, generated, *facts in attributes.get(oid, ()):
             if not is_kept(oid, name, generated):
+                unsent += [name] if attnum in identity_attnums else []
                 continue
             missing, has_default, not_null, column_identity = facts
             column = Column(
@@ -203,6 +205,7 @@ def read_relations(
             tuple(kept),
             tuple(primary_key),
             *facts_of_table,
+            unsent_identity=tuple(unsent),
         )
     return relations
 
