@@ -93,11 +93,15 @@ def export_settled(
     free = [blocked.get(_name(each), each) for each in found]
     if not relation_ids(free):
         return None, free
-    snapshot, again = export_later(settings, slot, free, read_again, open_snapshot, standby)
-    # A slot waits for all writers. Otherwise a table that has joined since is left to the next run.
     known = {_name(each) for each in found}
-    settled = [each for each in again if snapshot.slot or _name(each) in known]
-    return snapshot, [blocked.get(_name(each), each) for each in settled]
+
+    def read_free() -> list[PublishedTable | SnapshotFailure]:
+        # A slot waits for the writers of a table that has joined since. Of a standby, the table is
+        # left to the next run.
+        again = (each for each in read_again() if standby is None or _name(each) in known)
+        return [blocked.get(_name(each), each) for each in again]
+
+    return export_later(settings, slot, free, read_free, open_snapshot, standby)
 
 
 def _wait_for_unsent_writers(

@@ -6,7 +6,9 @@ long after. Only a snapshot after the end of the transaction has such a row.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -98,7 +100,8 @@ def test_the_wait_ends_with_the_writer_and_not_with_later_ones(
             other.execute("insert into u values (4, 'later') on conflict do nothing")
             early.commit()
 
-        monkeypatch.setattr(open_writers.time, "sleep", sleep)
+        clock = SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
+        monkeypatch.setattr(open_writers, "time", clock)
         report = _copy_u(capturing)
         monkeypatch.undo()
         later.commit()
