@@ -87,6 +87,7 @@ def complete_relation(
         columns=tuple(columns),
         primary_key=_primary_key(columns, current),
         attribute_count=_attribute_count(columns, current),
+        unsent_identity=_unsent_identity(announced, columns, current),
     )
 
 
@@ -236,6 +237,21 @@ def _primary_key(announced: Sequence[Column], current: Relation | None) -> tuple
         for name in current.primary_key
     )
     return key if all(key) else ()
+
+
+def _unsent_identity(
+    announced: Relation, columns: Sequence[Column], current: Relation | None
+) -> tuple[str, ...]:
+    """Return the columns of the identity's index that are not announced.
+
+    The flags of the announced columns do not tell whether the index has further columns.
+    """
+    if current is None or announced.has_full_identity or current.has_full_identity:
+        return ()
+    sent = {column.attnum for column in columns}
+    if None in sent:
+        return ()
+    return tuple(c.name for c in current.columns if c.is_key and c.attnum not in sent)
 
 
 def _has_same_text(announced: Column, known: Column) -> bool:

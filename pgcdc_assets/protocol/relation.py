@@ -92,7 +92,8 @@ class Relation:
         is_partitioned: a partitioned table, whose partitions may have other replica identities. It
             is not stored in `raw/relations`.
         unsent_identity: columns of the replica identity's index that the publication does not send,
-            such as a generated column before Postgres 18. Not stored either.
+            such as a generated column before Postgres 18. The rest of the identity is no key. Not
+            stored in `raw/relations` either.
     """
 
     relation_id: int
@@ -139,7 +140,7 @@ class Relation:
         is_sent = set(self.primary_key) <= {column.name for column in self.columns}
         if self.primary_key and is_sent and (has_no_old_tuples or has_old_key):
             return self.primary_key
-        return () if self.has_full_identity else identity
+        return () if self.has_full_identity or self.unsent_identity else identity
 
     @property
     def highest_attnum(self) -> int:
