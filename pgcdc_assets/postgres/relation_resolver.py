@@ -87,7 +87,6 @@ def complete_relation(
         columns=tuple(columns),
         primary_key=_primary_key(columns, current),
         attribute_count=_attribute_count(columns, current),
-        unsent_identity=_unsent_identity(announced, columns, current),
     )
 
 
@@ -173,6 +172,9 @@ class CatalogResolver:
         highest = max((column.attnum or 0 for column in completed.columns), default=0)
         if entry.attributes.may_exceed(highest, xid):
             completed = replace(completed, attribute_count=None)
+        completed = replace(
+            completed, unsent_identity=_unsent_identity(completed, current, earlier)
+        )
         doubt = "" if places is None or places.is_certain else _DOUBT
         if not all(column.type for column in completed.columns):
             for version in reversed(same):
@@ -240,18 +242,21 @@ def _primary_key(announced: Sequence[Column], current: Relation | None) -> tuple
 
 
 def _unsent_identity(
-    announced: Relation, columns: Sequence[Column], current: Relation | None
+    announced: Relation, current: Relation, earlier: Sequence[Relation]
 ) -> tuple[str, ...]:
-    """Return the columns of the identity's index that are not announced.
+    """Return the columns of the identity's index that existed at the message and are not announced.
 
     The flags of the announced columns do not tell whether the index has further columns.
     """
-    if current is None or announced.has_full_identity or current.has_full_identity:
+    sent = {column.attnum for column in announced.columns}
+    if None in sent or announced.has_full_identity or current.has_full_identity:
         return ()
-    sent = {column.attnum for column in columns}
-    if None in sent:
-        return ()
-    return tuple(c.name for c in current.columns if c.is_key and c.attnum not in sent)
+    highest = max((version.highest_attnum for version in (announced, *earlier)), default=0)
+    return tuple(
+        column.name
+        for column in current.columns
+        if column.is_key and column.attnum not in sent and (column.attnum or 0) <= highest
+    )
 
 
 def _has_same_text(announced: Column, known: Column) -> bool:
