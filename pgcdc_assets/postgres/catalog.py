@@ -176,7 +176,7 @@ def read_relations(
     oids = {one[1] for own in attributes.values() for one in own}
     types = resolve_types(conn, oids) if with_types else {}
     relations: dict[int, Relation] = {}
-    for oid, schema, table, identity, identity_attnums, primary_key, *facts_of_table in heads:
+    for oid, schema, table, identity, identity_attnums, primary_key, count, is_root in heads:
         kept: list[Column] = []
         unsent: list[str] = []
         for name, type_oid, typmod, attnum, generated, *facts in attributes.get(oid, ()):
@@ -204,7 +204,8 @@ def read_relations(
             ReplicaIdentity(identity),
             tuple(kept),
             tuple(primary_key),
-            *facts_of_table,
+            attribute_count=count,
+            is_partitioned=is_root,
             unsent_identity=tuple(unsent),
         )
     return relations
