@@ -37,8 +37,7 @@ from pgcdc_assets.capture.slot_owner import (
 from pgcdc_assets.capture.snapshot_copies import Copies
 from pgcdc_assets.capture.snapshot_export import (
     export_by_new_slot,
-    export_later,
-    relation_ids,
+    export_settled,
 )
 from pgcdc_assets.capture.snapshot_pool import (
     SnapshotFailure,
@@ -61,6 +60,7 @@ from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.lease import capture_lease
 from pgcdc_assets.postgres.moved_tables import find_declared_table
+from pgcdc_assets.postgres.preflight.replica_identity import partial_identity
 from pgcdc_assets.postgres.prepared_transactions import check_two_phase
 from pgcdc_assets.postgres.publication import explain_unpublished, read_publication
 from pgcdc_assets.postgres.slot_creation import SlotOptions
@@ -170,11 +170,18 @@ def snapshot_each_table(
         # What has changed so far is in the snapshots. The copy checks that nothing changed between
         # the slot's snapshot and the copy.
         read_again = partial(_look_and_read, settings, zone, epoch, publication, tables or ())
-        wanted = read_again(tables)
-        if snapshot is None and relation_ids(wanted):
-            snapshot, wanted = export_later(
-                settings, slot, wanted, partial(read_again, tables), open_snapshot, standby
+
+        def export(
+            left: Sequence[TableName] | None,
+        ) -> tuple[ExportedSnapshot | None, list[PublishedTable | SnapshotFailure]]:
+            return export_settled(
+                *(settings, zone, epoch, slot, partial(read_again, left), open_snapshot, standby)
             )
+
+        if snapshot is None:
+            snapshot, wanted = export(tables)
+        else:
+            wanted = read_again(tables)
         copies = Copies()
         while True:
             yield from (outcome for outcome in wanted if isinstance(outcome, SnapshotFailure))
@@ -188,15 +195,7 @@ def snapshot_each_table(
             if not copies.left:
                 return
             try:
-                left = tuple(copies.left)
-                snapshot, wanted = export_later(
-                    settings,
-                    slot,
-                    read_again(left),
-                    partial(read_again, left),
-                    open_snapshot,
-                    standby,
-                )
+                snapshot, wanted = export(tuple(copies.left))
             except PgcdcError as error:
                 yield from (SnapshotFailure(*name, error) for name in copies.left)
                 return
@@ -359,7 +358,7 @@ def _wanted(
     published = published_tables(conn, publication)
     if tables is None:
         complete = {copy.name for copy in zone.snapshots.complete_snapshots(epoch)}
-        return [table for table in published if table.relation.name not in complete]
+        return [_checked(table) for table in published if table.relation.name not in complete]
     known = zone.followed_ids()
     wanted: list[PublishedTable | SnapshotFailure] = []
     for name in dict.fromkeys(TableName(*table) for table in tables):
@@ -369,8 +368,16 @@ def _wanted(
             error = ConfigurationError(reason=f"Table {name} {reason}.")
             wanted.append(SnapshotFailure(*name, error))
         else:
-            wanted.append(found)
+            wanted.append(_checked(found))
     return wanted
+
+
+def _checked(table: PublishedTable) -> PublishedTable | SnapshotFailure:
+    """Return the table, or the failure of a table whose rows the published columns do not tell."""
+    if not table.relation.unsent_identity:
+        return table
+    error = ConfigurationError(reason=str(partial_identity(table.relation)))
+    return SnapshotFailure(*table.declared_name, error)
 
 
 def _joined(failures: Sequence[SnapshotFailure]) -> PgcdcError:

@@ -176,10 +176,12 @@ def read_relations(
     oids = {one[1] for own in attributes.values() for one in own}
     types = resolve_types(conn, oids) if with_types else {}
     relations: dict[int, Relation] = {}
-    for oid, schema, table, identity, identity_attnums, primary_key, *facts_of_table in heads:
+    for oid, schema, table, identity, identity_attnums, primary_key, count, is_root in heads:
         kept: list[Column] = []
+        unsent: list[str] = []
         for name, type_oid, typmod, attnum, generated, *facts in attributes.get(oid, ()):
             if not is_kept(oid, name, generated):
+                unsent += [name] if attnum in identity_attnums else []
                 continue
             missing, has_default, not_null, column_identity = facts
             column = Column(
@@ -202,7 +204,9 @@ def read_relations(
             ReplicaIdentity(identity),
             tuple(kept),
             tuple(primary_key),
-            *facts_of_table,
+            attribute_count=count,
+            is_partitioned=is_root,
+            unsent_identity=tuple(unsent),
         )
     return relations
 

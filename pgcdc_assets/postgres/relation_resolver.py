@@ -172,6 +172,9 @@ class CatalogResolver:
         highest = max((column.attnum or 0 for column in completed.columns), default=0)
         if entry.attributes.may_exceed(highest, xid):
             completed = replace(completed, attribute_count=None)
+        completed = replace(
+            completed, unsent_identity=_unsent_identity(completed, current, earlier)
+        )
         doubt = "" if places is None or places.is_certain else _DOUBT
         if not all(column.type for column in completed.columns):
             for version in reversed(same):
@@ -236,6 +239,24 @@ def _primary_key(announced: Sequence[Column], current: Relation | None) -> tuple
         for name in current.primary_key
     )
     return key if all(key) else ()
+
+
+def _unsent_identity(
+    announced: Relation, current: Relation, earlier: Sequence[Relation]
+) -> tuple[str, ...]:
+    """Return the columns of the identity's index that existed at the message and are not announced.
+
+    The flags of the announced columns do not tell whether the index has further columns.
+    """
+    sent = {column.attnum for column in announced.columns}
+    if None in sent or announced.has_full_identity or current.has_full_identity:
+        return ()
+    highest = max((version.highest_attnum for version in (announced, *earlier)), default=0)
+    return tuple(
+        column.name
+        for column in current.columns
+        if column.is_key and column.attnum not in sent and (column.attnum or 0) <= highest
+    )
 
 
 def _has_same_text(announced: Column, known: Column) -> bool:

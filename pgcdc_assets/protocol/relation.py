@@ -91,6 +91,9 @@ class Relation:
             ever assigned; None if unknown.
         is_partitioned: a partitioned table, whose partitions may have other replica identities. It
             is not stored in `raw/relations`.
+        unsent_identity: columns of the replica identity's index that the publication does not send,
+            such as a generated column before Postgres 18. The rest of the identity is no key. Not
+            stored in `raw/relations` either.
     """
 
     relation_id: int
@@ -101,6 +104,7 @@ class Relation:
     primary_key: tuple[str, ...] = ()
     attribute_count: int | None = field(default=None, compare=False)
     is_partitioned: bool = field(default=False, compare=False)
+    unsent_identity: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def name(self) -> TableName:
@@ -126,16 +130,17 @@ class Relation:
     def row_key(self) -> tuple[str, ...]:
         """Names of the columns that identify a row; empty for a table without a key.
 
-        The primary key identifies a row if the old tuples of updates and deletes contain all its
-        columns, or if there are none: with the replica identity NOTHING, the server refuses updates
-        and deletes. Otherwise the columns of the replica identity's index identify a row.
+        A primary key that is sent identifies a row if the old tuples of updates and deletes contain
+        all its columns, or if there are none: with the replica identity NOTHING, the server refuses
+        updates and deletes. Otherwise the columns of the replica identity's index identify a row.
         """
         identity = tuple(column.name for column in self.columns if column.is_key)
         has_no_old_tuples = self.replica_identity is ReplicaIdentity.NOTHING
         has_old_key = self.has_full_identity or set(self.primary_key) <= set(identity)
-        if self.primary_key and (has_no_old_tuples or has_old_key):
+        is_sent = set(self.primary_key) <= {column.name for column in self.columns}
+        if self.primary_key and is_sent and (has_no_old_tuples or has_old_key):
             return self.primary_key
-        return () if self.has_full_identity else identity
+        return () if self.has_full_identity or self.unsent_identity else identity
 
     @property
     def highest_attnum(self) -> int:

@@ -198,6 +198,7 @@ def _definition(row: dict[str, Any]) -> TableDefinition:
                 "replica_identity": ReplicaIdentity(relation["replica_identity"]),
                 "columns": tuple(Column(**column) for column in relation["columns"]),
                 "primary_key": tuple(relation["primary_key"]),
+                "unsent_identity": tuple(relation.get("unsent_identity", ())),
             }
         ),
         is_published=row["is_published"],

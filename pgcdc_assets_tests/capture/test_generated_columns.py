@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.capture.snapshot import snapshot_each_table, snapshot_tables
+from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotReport
+from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.capture.test_schema_watch import poll, shown
 from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.handover import copied_rows
+from pgcdc_assets_tests.support.preflight import findings_of, problems_in
 
 pytestmark = pytest.mark.postgres
 
@@ -93,3 +96,90 @@ def test_another_expression_of_a_partition_needs_a_snapshot(capturing: Capturing
     assert shown(poll(capturing)) == ["t table_rewritten!"]
     execute("alter table t alter g type bigint")
     assert shown(poll(capturing)) == ["t type_widened g", "t values_uncertain g"]
+
+
+@pytest.mark.every_pg
+@pytest.mark.parametrize(
+    ("key", "options"),
+    [
+        pytest.param(
+            "low text generated always as (lower(email)) stored, primary key (tenant, low)",
+            "for table t",
+            id="generated column",
+        ),
+        pytest.param(
+            "low text not null default 'x', primary key (tenant, email)",
+            "for table t (tenant, low) with (publish = 'insert')",
+            id="column list",
+        ),
+    ],
+)
+def test_a_table_with_an_unsent_column_in_its_key_is_refused(
+    capturing: Capturing, key: str, options: str
+) -> None:
+    """D10, F12: rows that differ in this column only would count as one."""
+    execute = capturing.database.execute
+    execute(f"create table t (tenant int, email text not null, {key})")
+    execute("create table u (id int primary key)")
+    execute("insert into t values (1, 'a'), (1, 'b')")
+    execute(f"create publication pub {options}; alter publication pub add table u")
+    arguments = (capturing.settings, capturing.zone, capturing.slot, "pub")
+    outcomes = {o.table: o for o in snapshot_each_table(*arguments)}
+    assert isinstance(outcomes["u"], SnapshotReport)
+    refused = outcomes["t"]
+    assert isinstance(refused, SnapshotFailure)
+    remedy = 'alter table "public"."t" replica identity full'
+    assert remedy in str(refused.error)
+    problems = problems_in(findings_of(capturing.settings))
+    assert any(table == "public.t" for _, table in problems)
+    execute(remedy)
+    [report] = snapshot_tables(*arguments)
+    assert report.row_count == 2
+    [relation] = [
+        version.relation
+        for version in capturing.zone.relations.versions(1)
+        if version.relation.table == "t"
+    ]
+    assert relation.row_key == ()
+
+
+@pytest.mark.every_pg
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("primary key (id)", "drop constraint t_pkey, add primary key (id, low)"),
+        ("unique (id)", "replica identity using index later"),
+    ],
+)
+@pytest.mark.parametrize("is_announced", [True, False])
+def test_a_key_that_gains_an_unsent_column_needs_a_snapshot(
+    capturing: Capturing, before: str, after: str, is_announced: bool
+) -> None:
+    """F9, F12: the announced flags are as before, and the rest of the key identifies no row."""
+    execute = capturing.database.execute
+    execute(
+        "create table t (id int not null, email text,"
+        f" low text generated always as (coalesce(lower(email), '')) stored not null, {before});"
+        "create unique index later on t (id, low)"
+    )
+    if before.startswith("unique"):
+        execute("alter table t replica identity using index t_id_key")
+    execute("create publication pub for table t")
+    arguments = (capturing.settings, capturing.zone, capturing.slot, "pub")
+    snapshot_tables(*arguments)
+    execute("insert into t values (1, 'a')")
+    capturing.capture()
+    execute(f"alter table t {after}")
+    if before.startswith("unique"):
+        execute("alter table t drop constraint t_id_key")
+    if is_announced:
+        execute("insert into t values (1, 'b')")
+    capturing.capture()
+    assert "t key_changed!" in shown(capturing.zone.schema_events.read())
+    count = len(capturing.zone.schema_events.read())
+    execute("comment on table t is 'looked at again'")
+    capturing.capture()
+    assert len(capturing.zone.schema_events.read()) == count
+    [refused] = snapshot_each_table(*arguments, [TableName("public", "t")])
+    assert isinstance(refused, SnapshotFailure)
+    assert "low in its replica identity" in str(refused.error)

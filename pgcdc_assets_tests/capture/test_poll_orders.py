@@ -131,7 +131,7 @@ def test_a_partition_that_passes_during_a_snapshot_needs_another_snapshot(
         return found
 
     with monkeypatch.context() as patched:
-        patched.setattr("pgcdc_assets.capture.snapshot.export_later", export)
+        patched.setattr("pgcdc_assets.capture.snapshot_export.export_later", export)
         _snapshot(capturing)
     assert exports[-1] == which
     execute("alter table root detach partition single")

@@ -210,6 +210,12 @@ def check_identity(
     if identity.filtered is not None:
         yield _beyond(table.relation, identity.filtered)
     relation = table.relation
+    is_refused = publication.needs_identity and not (
+        identity.are_generated_exempt and identity.generated.issuperset(relation.unsent_identity)
+    )
+    # Otherwise another finding says that the server refuses the changes.
+    if relation.unsent_identity and not is_refused:
+        yield partial_identity(relation)
     if not (relation.row_key or has_declared_key):
         yield Finding(
             "key",
@@ -311,6 +317,22 @@ def _check_sent(
             "choose a replica identity without these columns.",
             name,
         )
+
+
+def partial_identity(relation: Relation) -> Finding:
+    """Return the error for a table whose replica identity is not sent as a whole."""
+    name, unsent = relation.qualified_name, relation.unsent_identity
+    return Finding(
+        _IDENTITY,
+        "error",
+        f"Table {name} has {_listed(unsent)} in its replica identity, and the publication does not "
+        "send "
+        f"{'these columns' if len(unsent) > 1 else 'this column'}: rows that differ in nothing "
+        "else of the identity would count as one.",
+        f"alter table {_sql_name(relation)} replica identity full; or publish the columns "
+        "(generated columns: from Postgres 18 on).",
+        name,
+    )
 
 
 def _beyond(relation: Relation, filtered: _Beyond) -> Finding:

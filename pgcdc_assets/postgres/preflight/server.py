@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 _OLDEST_VERSION = 140000
 _OLDEST_DECODING_STANDBY = 160000
 
+# The first minor version of each major one in which the invalidations of a transaction also reach
+# the transactions that run beside it. In an earlier one, pgoutput may keep its knowledge from
+# before, and send nothing of the table until the stream starts again.
+_FIRST_WITH_INVALIDATIONS = {14: 18, 15: 13, 16: 9, 17: 5}
+
 _SERVER = f"""
 select current_setting('server_version_num')::int, current_setting('server_version'),
        current_setting('wal_level'), pg_is_in_recovery(), current_user, current_database(),
@@ -99,6 +104,22 @@ def read_server(conn: Connection) -> Server:
     return Server(*row)
 
 
+def _check_minor(server: Server) -> Finding:
+    """Return a finding about defects of a minor version in logical decoding."""
+    major, minor = divmod(server.version, 10_000)
+    first = _FIRST_WITH_INVALIDATIONS.get(major, 0)
+    if minor >= first:
+        return Finding("version", "ok", f"Postgres is {server.version_text}.")
+    return Finding(
+        "version",
+        "warning",
+        f"Postgres is {server.version_text}, which loses changes in logical decoding: those of a "
+        "table that ALTER PUBLICATION adds, or whose enum type is altered, while a transaction "
+        "writes to the table.",
+        f"Update the server to Postgres {major}.{first} or newer.",
+    )
+
+
 def check_server(server: Server) -> Iterator[Finding]:
     """Yield findings about version, recovery, wal_level and timeouts."""
     if server.version < _OLDEST_VERSION:
@@ -109,7 +130,7 @@ def check_server(server: Server) -> Iterator[Finding]:
             "Use Postgres 14 or newer.",
         )
     else:
-        yield Finding("version", "ok", f"Postgres is {server.version_text}.")
+        yield _check_minor(server)
     if server.in_recovery and server.version < _OLDEST_DECODING_STANDBY:
         yield Finding(
             "standby",

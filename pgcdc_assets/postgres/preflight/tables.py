@@ -15,7 +15,9 @@ from pgcdc_assets.postgres.preflight.columns import (
 )
 from pgcdc_assets.postgres.preflight.finding import Finding
 from pgcdc_assets.postgres.preflight.partitions import (
+    check_unsent_heirs,
     check_unsent_partitions,
+    read_unsent_heirs,
     read_unsent_partitions,
 )
 from pgcdc_assets.postgres.preflight.replica_identity import check_identity, read_identities
@@ -101,6 +103,7 @@ def check_tables(
     identities = read_identities(conn, publication, relation_ids)
     generated = read_generated(conn, publication.name)
     unsent = read_unsent_partitions(conn, relation_ids)
+    heirs = read_unsent_heirs(conn, publication.name, relation_ids)
     wanted = list(published if tables is None else dict.fromkeys(tables))
     found_as = {name: find_declared_table(members, name, known.get(name)) for name in wanted}
     yield from _check_schemas(
@@ -122,6 +125,7 @@ def check_tables(
             *check_key(conn, found.relation, keys.get(name, ())),
             *_check_access(publication, found.relation, access[relation_id], quoted(role)),
             *check_unsent_partitions(publication, found.relation, unsent.get(relation_id, ())),
+            *check_unsent_heirs(publication, found.relation, heirs.get(relation_id, ())),
         ]
         if not any(finding.code == "generated_column" for finding in findings):
             columns = generated.get(relation_id, {})

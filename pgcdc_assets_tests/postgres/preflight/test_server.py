@@ -134,6 +134,22 @@ def test_a_managed_service_gets_no_statement_that_it_refuses(
     assert found["wal_level"]
 
 
+@pytest.mark.parametrize(
+    ("version", "text", "severity"),
+    [(150012, "15.12", "warning"), (150013, "15.13", "ok"), (180000, "18.0", "ok")],
+)
+def test_a_minor_version_that_loses_changes_is_a_warning(
+    database: Database, version: int, text: str, severity: str
+) -> None:
+    with closing(psycopg2.connect(database.conninfo)) as conn:
+        server = replace(read_server(conn), version=version, version_text=text)
+    [found] = [each for each in check_server(server) if each.code == "version"]
+    assert (found.severity, text in found.message) == (severity, True)
+    assert found.remedy == (
+        "Update the server to Postgres 15.13 or newer." if version < 150013 else ""
+    )
+
+
 @pytest.mark.sampled
 def test_wrong_wal_level_and_missing_slots_and_walsenders_are_errors() -> None:
     """B8, on a separate server."""

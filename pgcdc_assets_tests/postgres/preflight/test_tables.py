@@ -221,3 +221,20 @@ def test_partitions_whose_changes_are_not_sent_are_a_warning(database: Database)
     database.execute("alter table b set logged; alter table t detach partition c")
     codes = {code for code, _ in problems_in(findings_of(database.settings()))}
     assert "unsent_partition" not in codes
+
+
+@pytest.mark.every_pg
+def test_unpublished_tables_that_inherit_are_a_warning(database: Database) -> None:
+    """E7: a query of the parent returns their rows, and neither copy nor stream has them."""
+    database.execute(
+        """
+        create table t (id int primary key); create table a () inherits (t);
+        create table b () inherits (a); insert into b values (1);
+        create publication pub for table only t
+        """
+    )
+    problems = problems_in(findings_of(database.settings()))
+    assert "(public.a, public.b)" in problems["unsent_child", "public.t"]
+    database.execute("alter publication pub add table a, b")
+    codes = {code for code, _ in problems_in(findings_of(database.settings()))}
+    assert "unsent_child" not in codes

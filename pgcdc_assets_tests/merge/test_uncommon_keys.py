@@ -1,0 +1,137 @@
+"""Keys whose equal values have several texts, keys outside the row, and keys that are not sent."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgcdc_assets.merge import MergeReport
+from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.tables.state import table_path
+from pgcdc_assets_tests.support.merge.pipeline import Pipeline
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+# Statements that make a table, and pairs of equal keys with different texts.
+_EQUAL: dict[str, tuple[str, str, str]] = {
+    "f": ("float8", "0", "-0"),
+    "g": ("float4", "0", "-0"),
+    "n": ("numeric", "1.0", "1.00"),
+    "i": ("interval", "1 day", "24:00:00"),
+    "r": ("numrange", "[1.0,2)", "[1,2.0)"),
+    "j": ("jsonb", '{"a": 1.0}', '{"a": 1.00}'),
+    "z": ("timetz", "12:00:00+00", "13:00:00+01"),
+}
+# The value is out of line, and the key of the index fits into a page.
+_LONG = "repeat(md5('{}'), 75)"
+_TOASTED = f"""
+create table long (k text primary key, v text); alter table long alter k set storage external;
+insert into long values ({_LONG.format(1)}, 'old'), ({_LONG.format(2)}, 'old')
+"""
+_TEMPORAL = """
+create table t (r int4range, at daterange, v text, primary key (r, at without overlaps));
+insert into t values ('[1,2)', '[2024-01-01,2024-02-01)', 'old'),
+                     ('[1,2)', '[2024-02-01,2024-03-01)', 'old')
+"""
+
+
+def _merge(pipeline: Pipeline, *targets: CdcTable) -> None:
+    pipeline.capture()
+    for report in pipeline.merge(None, *targets).values():
+        assert isinstance(report, MergeReport), report.error.__cause__ or report.error
+
+
+def _check(pipeline: Pipeline) -> None:
+    pipeline.assert_equal()
+    for table in pipeline.tables:
+        path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", table, 2)
+        history = pipeline.spark.read.format("delta").load(path)
+        count = pipeline.database.value(f"select count(*) from {table}")
+        assert history.where("_is_current").count() == count, table
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("apart", [False, True])
+def test_equal_keys_with_other_texts_are_one_row(pipeline: Pipeline, apart: bool) -> None:
+    """C8, D2, D4: the key gets an equal value, alone, with a column, and after a delete."""
+    execute = pipeline.database.execute
+    pipeline.tables = tuple(_EQUAL)
+    for name, (key, one, _) in _EQUAL.items():
+        execute(f"create table {name} (k {key} primary key, v text, w text)")
+        execute(f"insert into {name} values ('{one}', 'old', 'w')")
+    pipeline.start()
+    targets = [CdcTable("public", name, scd=(1, 2)) for name in pipeline.tables]
+    _merge(pipeline, *targets)
+    steps = (
+        "update {t} set k = '{b}'",
+        "update {t} set v = 'new'",
+        "update {t} set k = '{a}', v = 'both'",
+        "delete from {t}; insert into {t} values ('{b}', 'again', null)",
+        "update {t} set k = '{a}'; delete from {t}",
+        "insert into {t} values ('{a}', 'third', null)",
+    )
+    for step in steps:
+        for name, (_, one, other) in _EQUAL.items():
+            execute(step.format(t=name, a=one, b=other))
+        if apart:
+            _merge(pipeline, *targets)
+            _check(pipeline)
+    _merge(pipeline, *targets)
+    _check(pipeline)
+
+
+@pytest.mark.every_pg
+@pytest.mark.sampled
+def test_a_key_that_is_stored_out_of_line_identifies_its_row(pipeline: Pipeline) -> None:
+    """D5: the new tuple lacks the unchanged key, which the old tuple has (Postgres 14.2)."""
+    pipeline.tables = ("long",)
+    pipeline.start(_TOASTED)
+    target = CdcTable("public", "long", scd=(1, 2))
+    _merge(pipeline, target)
+    execute = pipeline.database.execute
+    execute(f"update long set v = 'new' where k = {_LONG.format(1)}")
+    execute(f"insert into long values ({_LONG.format(3)}, 'in'); update long set v = v || '!'")
+    _merge(pipeline, target)
+    _check(pipeline)
+    execute(f"update long set k = {_LONG.format(4)} where k = {_LONG.format(3)}")
+    execute(f"delete from long where k = {_LONG.format(2)}")
+    _merge(pipeline, target)
+    _check(pipeline)
+
+
+def test_a_key_without_overlaps_identifies_its_rows(pipeline: Pipeline) -> None:
+    """D9: a temporal key of Postgres 18 is a replica identity."""
+    if int(pipeline.database.value("show server_version_num")) < 180000:
+        pytest.skip("temporal keys are of Postgres 18")
+    pipeline.tables = ("t",)
+    pipeline.start(_TEMPORAL)
+    target = CdcTable("public", "t", scd=(1, 2))
+    _merge(pipeline, target)
+    execute = pipeline.database.execute
+    execute("update t set v = 'new' where lower(at) = '2024-02-01'")
+    execute("update t set at = '[2024-01-01,2024-01-15]' where lower(at) = '2024-01-01'")
+    execute("insert into t values ('[1,2)', '[2024-03-01,)', 'open'), ('[5,6)', '(,)', 'ever')")
+    execute("delete from t where v = 'ever'")
+    _merge(pipeline, target)
+    _check(pipeline)
+
+
+@pytest.mark.every_pg
+def test_a_table_whose_key_is_not_sent_is_a_multiset_with_a_full_identity(
+    pipeline: Pipeline,
+) -> None:
+    """D11, F12: before Postgres 18, a generated column is no reason to refuse an update."""
+    if int(pipeline.database.value("show server_version_num")) >= 180000:
+        pytest.skip("Postgres 18 refuses the update")
+    pipeline.tables = ("t",)
+    pipeline.start(
+        "create table t (tenant int, email text,"
+        " low text generated always as (lower(email)) stored, primary key (tenant, low))",
+        "alter table t replica identity full; insert into t values (1, 'A'), (1, 'B'), (2, 'A')",
+    )
+    target = CdcTable("public", "t")
+    _merge(pipeline, target)
+    execute = pipeline.database.execute
+    execute("insert into t values (1, 'C'), (2, 'D'); delete from t where email = 'B'")
+    execute("update t set email = 'E' where email = 'D'")
+    _merge(pipeline, target)
+    pipeline.assert_equal()
