@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pgcdc_assets.errors import DefiniteError
+from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.change_stats import ChangeStats, FollowedTable
 from pgcdc_assets.merge.plan import Plan
@@ -41,6 +41,8 @@ class MergeTask:
             without such changes.
         healed_through: the newest usable snapshot of the epoch has what schema changes below this
             LSN did to older rows.
+        changes_missing: the landed rows under the table's names that another program has deleted,
+            if the table is folded again in another folder.
         comments: of the source by attnum, at the newest look at the catalog; None: not known.
     """
 
@@ -59,8 +61,9 @@ class MergeTask:
     compared_bytes: int = 0
     is_remade: bool = False
     waits_for: str = ""
-    blocked_by: DefiniteError | None = None
+    blocked_by: PgcdcError | None = None
     healed_through: Lsn = _NO_SNAPSHOT
+    changes_missing: int = 0
     comments: Mapping[int, str] | None = None
 
     @property

@@ -1,0 +1,49 @@
+"""The errors of changes that were landed, and that the raw zone does not have any more."""
+
+from __future__ import annotations
+
+from pgcdc_assets.errors import PgcdcError, RawZoneError, TransientError, resnapshot_remedy
+from pgcdc_assets.merge.plan import Plan
+from pgcdc_assets.raw.scan import UnreadableFile
+from pgcdc_assets.raw.window_rows import LandedRows
+from pgcdc_assets.raw.zone import RawZone
+
+
+def unreadable_error(zone: RawZone, plan: Plan, error: UnreadableFile) -> RawZoneError:
+    """Return the error of a table whose changes may be in a file that cannot be read."""
+    return RawZoneError(
+        raw_zone=error.raw_zone,
+        reason=f"{error.reason} Without a backup, the table needs a new snapshot. "
+        f"{_snapshot_remedy(zone, plan)}",
+    )
+
+
+def miscount_error(zone: RawZone, plan: Plan, landed: LandedRows, found: int) -> PgcdcError:
+    """Return the error of a table whose windows do not have the rows that were landed.
+
+    Args:
+        found: number of rows that the windows have.
+    """
+    epoch, start, end = landed.within
+    floor = zone.changes.kept_from(epoch)
+    if floor is not None and floor > start:
+        return TransientError(
+            reason=f"Retention removed windows of {zone.changes.table.uri} while they were "
+            "counted. Nothing was merged. Run it again."
+        )
+    name = plan.target.qualified_name
+    if found < landed.row_count:
+        what, remedy = "deleted rows, or files", "Restore the rows from a backup"
+    else:
+        what, remedy = "added rows", "Delete the added rows"
+    return RawZoneError(
+        raw_zone=zone.changes.table.uri,
+        reason=f"{landed.row_count} changes of {name} were landed between {start} and {end} "
+        f"(epoch {epoch}), but the files contain {found}, so another program has {what}. Nothing "
+        f"of them was merged into the table. {remedy}. Otherwise the table needs a new snapshot. "
+        f"{_snapshot_remedy(zone, plan)}",
+    )
+
+
+def _snapshot_remedy(zone: RawZone, plan: Plan) -> str:
+    return resnapshot_remedy(zone.name, plan.target.qualified_name)
