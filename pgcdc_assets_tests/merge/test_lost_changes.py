@@ -123,7 +123,8 @@ def test_a_merge_that_begins_or_ends_within_a_window_counts_the_whole_window(
     whole = landing.land(*([insert(str(number), "b")] for number in range(2, 8)))
     part = LsnWindow(1, whole.start, Lsn(whole.start + 0x20))
     assert merge(spark, landing, _ITEMS_1, part).changes_read == 2
-    landing.copy([[str(number), "b"] for number in range(1, 6)], at=int(whole.start) + 0x40)
+    copied = [["1", "a"], *([str(number), "b"] for number in range(2, 6))]
+    landing.copy(copied, at=int(whole.start) + 0x40)
     report = merge(spark, landing, _ITEMS_1)
     assert (report.changes_read, report.row_count) == (2, 7)
     landing.zone.changes.compact(2)
