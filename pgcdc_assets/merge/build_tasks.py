@@ -25,7 +25,7 @@ from pgcdc_assets.merge.change_stats import (
     versions_in_order,
 )
 from pgcdc_assets.merge.doubts import Doubt, find_doubt, find_lost_key
-from pgcdc_assets.merge.lost_changes import miscount_error, unreadable_error
+from pgcdc_assets.merge.lost_changes import miscount_error, snapshot_error, unreadable_error
 from pgcdc_assets.merge.opened_table import (
     OpenedTable,
     check_log_is_there,
@@ -109,6 +109,10 @@ def build_tasks(
     def copy_times() -> dict[SnapshotIdentity, dt.datetime]:
         return zone.snapshots.times() | zone.partial_snapshots.times()
 
+    @cache
+    def copied_rows() -> dict[SnapshotIdentity, int]:
+        return zone.snapshots.landed_rows() | zone.partial_snapshots.landed_rows()
+
     looks = cache(zone.definitions.newest)
     tasks = []
     for table in opened:
@@ -152,7 +156,11 @@ def build_tasks(
             relation_id = described.relation.relation_id
         else:
             relation_id = table.relation_id or 0
-        snapshot_at, table_end, compared_bytes = None, None, 0
+        snapshot_at, table_end, compared_bytes, altered = None, None, 0, None
+        if (read := plan.partial or plan.snapshot) is not None and not is_bounded:
+            landed_rows = copied_rows().get(read.identity, read.row_count)
+            if landed_rows != read.row_count:
+                altered = snapshot_error(zone, plan, read, landed_rows)
         if (few := plan.partial) is not None:
             plan = replace(plan, change_bytes=zone.partial_snapshots.size_bytes(few))
             if table.scd == 2:
@@ -181,6 +189,7 @@ def build_tasks(
                 compared_bytes=compared_bytes,
                 is_remade=is_remade,
                 waits_for=waits_for,
+                blocked_by=altered,
                 healed_through=_newest_snapshot_lsn(plan, own),
                 comments=looks(plan.epoch).comments(relation_id),
             )
@@ -283,6 +292,9 @@ def _with_stats(
             landed.setdefault(_range(task.plan), set()).add(task.plan.landed)
     (stats, row_counts), unreadable = _read_stats(zone, ranges, landed)
     for task in tasks:
+        if task.blocked_by is not None:
+            yield task
+            continue
         if task.plan.partial is not None:
             yield _of_partial(task, task.plan.partial)
             continue

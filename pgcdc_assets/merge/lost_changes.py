@@ -1,10 +1,11 @@
-"""The errors of changes that were landed, and that the raw zone does not have any more."""
+"""The errors of rows that were landed, and that the raw zone does not have any more."""
 
 from __future__ import annotations
 
 from pgcdc_assets.errors import PgcdcError, RawZoneError, TransientError, resnapshot_remedy
 from pgcdc_assets.merge.plan import Plan
 from pgcdc_assets.raw.scan import UnreadableFile
+from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.window_rows import LandedRows
 from pgcdc_assets.raw.zone import RawZone
 
@@ -42,6 +43,23 @@ def miscount_error(zone: RawZone, plan: Plan, landed: LandedRows, found: int) ->
         f"(epoch {epoch}), but the files contain {found}, so another program has {what}. Nothing "
         f"of them was merged into the table. {remedy}. Otherwise the table needs a new snapshot. "
         f"{_snapshot_remedy(zone, plan)}",
+    )
+
+
+def snapshot_error(zone: RawZone, plan: Plan, snapshot: Snapshot, landed: int) -> RawZoneError:
+    """Return the error of a table whose snapshot does not have the rows that were landed.
+
+    Args:
+        landed: number of rows at the commit of the snapshot.
+    """
+    store = zone.snapshots if snapshot is plan.snapshot else zone.partial_snapshots
+    return RawZoneError(
+        raw_zone=store.table.uri,
+        reason=f"{landed} rows of {plan.target.qualified_name} were landed as the snapshot at "
+        f"{snapshot.snapshot_lsn} (epoch {snapshot.epoch}), but the files contain "
+        f"{snapshot.row_count}, so another program has changed them. Nothing of the snapshot was "
+        "merged into the table. Restore the rows from a backup. Otherwise the table needs a new "
+        f"snapshot. {_snapshot_remedy(zone, plan)}",
     )
 
 

@@ -160,3 +160,33 @@ def test_windows_that_retention_removes_during_the_count_are_a_transient_error(
     monkeypatch.setattr(ChangeLog, "kept_from", lambda log, epoch: landing.windows[-1].end)
     failures, _ = _merge_all(spark, landing, _ITEMS_1)
     assert [type(each.error) for each in failures] == [TransientError]
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_snapshot_with_lost_rows_is_not_applied(
+    spark: SparkSession, landing: Landing, is_first: bool
+) -> None:
+    """A later snapshot is applied instead, also to a history that has earlier versions."""
+    if not is_first:
+        _merge_all(spark, landing, _ITEMS)
+        landing.land([insert("2", "b")])
+    landing.copy([["1", "a"], ["2", "b"]])
+    landing.land([])
+    lost = landing.lsn - 0x10
+    assert DeltaTable(landing.zone.snapshots.table.uri).delete(
+        f"snapshot_lsn = {lost} AND new[1] = '2'"
+    )["num_deleted_rows"]
+    failures, reports = _merge_all(spark, landing, _ITEMS)
+    assert [type(each.error) for each in failures] == [RawZoneError] * len(failures)
+    # A new history begins with the first snapshot, and stops at the second one.
+    assert len(failures) == 2
+    text = str(failures[0].error)
+    assert "raw/snapshots: 2 rows of shop.items were landed as the snapshot at " in text
+    assert "but the files contain 1" in text
+    assert not reports
+    landing.copy([["1", "a"], ["2", "b"], ["3", "c"]])
+    landing.land([insert("4", "d")])
+    failures, reports = _merge_all(spark, landing, _ITEMS)
+    assert not failures, failures[0].error
+    assert [report.row_count for report in reports] == [4, 4]
