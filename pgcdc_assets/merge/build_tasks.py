@@ -290,6 +290,7 @@ def _with_stats(
         if task.plan.landed is not None:
             ranges.setdefault(_range(task.plan), set()).add(task.followed)
             landed.setdefault(_range(task.plan), set()).add(task.plan.landed)
+    counted_in = zone.changes.table.newest() if ranges and not is_bounded else None
     (stats, row_counts), unreadable = _read_stats(zone, ranges, landed)
     for task in tasks:
         if task.blocked_by is not None:
@@ -334,7 +335,7 @@ def _with_stats(
                 yield task
                 continue
         order = versions_in_order(zone, _range(task.plan), task.followed.relation_id, found)
-        yield replace(task, stats=found, version_order=tuple(order))
+        yield replace(task, stats=found, version_order=tuple(order), counted_in=counted_in)
 
 
 def _read_stats(

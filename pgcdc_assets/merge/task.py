@@ -6,6 +6,8 @@ import datetime as dt
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from deltalake import DeltaTable
+
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.change_stats import ChangeStats, FollowedTable
@@ -43,6 +45,8 @@ class MergeTask:
             LSN did to older rows.
         changes_missing: the landed rows under the table's names that another program has deleted,
             if the table is folded again in another folder.
+        counted_in: the version of `raw/changes` in which the changes were counted, or an earlier one;
+            None if missing changes do not stop the merge.
         comments: of the source by attnum, at the newest look at the catalog; None: not known.
     """
 
@@ -64,6 +68,7 @@ class MergeTask:
     blocked_by: PgcdcError | None = None
     healed_through: Lsn = _NO_SNAPSHOT
     changes_missing: int = 0
+    counted_in: DeltaTable | None = None
     comments: Mapping[int, str] | None = None
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -11,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables, rebuild_table
+from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables, rebuild_table, run
 from pgcdc_assets.policies import StepLimit
 from pgcdc_assets.raw.changes import ChangeLog
 from pgcdc_assets.raw.zone import RawZone
@@ -19,6 +20,7 @@ from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.support.merge.history import Landing, column, delete, insert, relation
 from pgcdc_assets_tests.support.merge.one_table import merge
+from pgcdc_assets_tests.support.merge.small_tables import merge_by_spark
 
 pytestmark = pytest.mark.spark
 
@@ -149,6 +151,30 @@ def test_a_rebuild_without_deleted_changes_counts_them(
     assert (report.changes_read, report.changes_missing, report.row_count) == (1, 1, 2)
     landing.land([insert("4", "d")])
     assert merge(spark, landing, _ITEMS_1).row_count == 3
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_files_that_change_after_the_count_are_counted_again(
+    spark: SparkSession, landing: Landing, monkeypatch: pytest.MonkeyPatch, is_deleted: bool
+) -> None:
+    merge_by_spark(monkeypatch)
+    merge(spark, landing, _ITEMS_1)
+    landing.land([insert("2", "b"), insert("3", "c")])
+    changes = landing.zone.changes
+    real = run.choose_table_kind
+
+    def after_the_count(*arguments: Any) -> Any:
+        if is_deleted:
+            _delete("ordinal = 1")(DeltaTable(changes.table.uri))
+        else:
+            landing.land([insert("4", "d")])
+            assert changes.compact(2)
+        return real(*arguments)
+
+    monkeypatch.setattr(run, "choose_table_kind", after_the_count)
+    failures, reports = _merge_all(spark, landing, _ITEMS_1)
+    assert [type(each.error) for each in failures] == [RawZoneError] * is_deleted
+    assert [each.row_count for each in reports] == [3] * (not is_deleted)
 
 
 def test_windows_that_retention_removes_during_the_count_are_a_transient_error(
