@@ -45,7 +45,7 @@ class MergeTask:
             LSN did to older rows.
         changes_missing: the landed rows under the table's names that another program has deleted,
             if the table is folded again in another folder.
-        counted_in: the version of `raw/changes` in which the changes were counted, or an earlier one;
+        counted_in: the version of `raw/changes` at the count of the changes, or an earlier one;
             None if missing changes do not stop the merge.
         comments: of the source by attnum, at the newest look at the catalog; None: not known.
     """

@@ -12,7 +12,8 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables, rebuild_table, run
+from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables, rebuild_table
+from pgcdc_assets.merge.kinds.choose import choose_table_kind
 from pgcdc_assets.policies import StepLimit
 from pgcdc_assets.raw.changes import ChangeLog
 from pgcdc_assets.raw.zone import RawZone
@@ -161,7 +162,6 @@ def test_files_that_change_after_the_count_are_counted_again(
     merge(spark, landing, _ITEMS_1)
     landing.land([insert("2", "b"), insert("3", "c")])
     changes = landing.zone.changes
-    real = run.choose_table_kind
 
     def after_the_count(*arguments: Any) -> Any:
         if is_deleted:
@@ -169,9 +169,9 @@ def test_files_that_change_after_the_count_are_counted_again(
         else:
             landing.land([insert("4", "d")])
             assert changes.compact(2)
-        return real(*arguments)
+        return choose_table_kind(*arguments)
 
-    monkeypatch.setattr(run, "choose_table_kind", after_the_count)
+    monkeypatch.setattr("pgcdc_assets.merge.run.choose_table_kind", after_the_count)
     failures, reports = _merge_all(spark, landing, _ITEMS_1)
     assert [type(each.error) for each in failures] == [RawZoneError] * is_deleted
     assert [each.row_count for each in reports] == [3] * (not is_deleted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables
+from pgcdc_assets.merge import MergeReport, merge_tables
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table
