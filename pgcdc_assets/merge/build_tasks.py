@@ -7,25 +7,25 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
+from itertools import chain
 
 from pgcdc_assets.errors import (
     DefiniteError,
     PgcdcError,
-    RawZoneError,
     SchemaChangeError,
     WatermarkGap,
-    resnapshot_remedy,
 )
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge.change_stats import (
     ChangeStats,
     FollowedTable,
-    TableRange,
+    ReadChanges,
     count_snapshot_rows,
     read_change_stats,
     versions_in_order,
 )
 from pgcdc_assets.merge.doubts import Doubt, find_doubt, find_lost_key
+from pgcdc_assets.merge.lost_changes import miscount_error, snapshot_error, unreadable_error
 from pgcdc_assets.merge.opened_table import (
     OpenedTable,
     check_log_is_there,
@@ -46,6 +46,7 @@ from pgcdc_assets.raw.side_by_side import map_tables
 from pgcdc_assets.raw.sizes import RowGroups
 from pgcdc_assets.raw.snapshots import Snapshot, SnapshotIdentity, group_by_name
 from pgcdc_assets.raw.source_relations import SourceRelations
+from pgcdc_assets.raw.window_rows import LandedRows
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
@@ -108,6 +109,10 @@ def build_tasks(
     def copy_times() -> dict[SnapshotIdentity, dt.datetime]:
         return zone.snapshots.times() | zone.partial_snapshots.times()
 
+    @cache
+    def copied_rows() -> dict[SnapshotIdentity, int]:
+        return zone.snapshots.landed_rows() | zone.partial_snapshots.landed_rows()
+
     looks = cache(zone.definitions.newest)
     tasks = []
     for table in opened:
@@ -151,7 +156,11 @@ def build_tasks(
             relation_id = described.relation.relation_id
         else:
             relation_id = table.relation_id or 0
-        snapshot_at, table_end, compared_bytes = None, None, 0
+        snapshot_at, table_end, compared_bytes, altered = None, None, 0, None
+        if (read := plan.partial or plan.snapshot) is not None and not is_bounded:
+            landed_rows = copied_rows().get(read.identity, read.row_count)
+            if landed_rows != read.row_count:
+                altered = snapshot_error(zone, plan, read, landed_rows)
         if (few := plan.partial) is not None:
             plan = replace(plan, change_bytes=zone.partial_snapshots.size_bytes(few))
             if table.scd == 2:
@@ -181,11 +190,12 @@ def build_tasks(
                 is_remade=is_remade,
                 waits_for=waits_for,
                 awaits_snapshot=stops.awaits_snapshot(table.target.name, table.watermark),
+                blocked_by=altered,
                 healed_through=_newest_snapshot_lsn(plan, own),
                 comments=looks(plan.epoch).comments(relation_id),
             )
         )
-    yield from _with_stats(zone, tasks, relations, stops.keyless)
+    yield from _with_stats(zone, tasks, relations, stops.keyless, is_bounded=is_bounded)
 
 
 def _open(
@@ -266,26 +276,42 @@ def _with_stats(
     tasks: Sequence[MergeTask],
     relations: Callable[[int], SourceRelations],
     keyless: Mapping[TableName, Relation],
+    *,
+    is_bounded: bool,
 ) -> Iterator[MergeTask]:
     """Add the statistics of the changes; a step ends before changes that cannot be folded.
 
     Args:
         keyless: the relations of tables whose newest snapshot has no key.
+        is_bounded: the tables are folded again, so missing changes are counted only.
     """
     ranges: dict[LsnWindow, set[FollowedTable]] = {}
+    landed: dict[LsnWindow, set[LandedRows]] = {}
     for task in tasks:
-        if task.plan.recorded_changes:
+        if task.plan.landed is not None:
             ranges.setdefault(_range(task.plan), set()).add(task.followed)
-    stats, unreadable = _read_stats(zone, ranges)
+            landed.setdefault(_range(task.plan), set()).add(task.plan.landed)
+    counted_in = zone.changes.table.newest() if ranges and not is_bounded else None
+    (stats, row_counts), unreadable = _read_stats(zone, ranges, landed)
     for task in tasks:
+        if task.blocked_by is not None:
+            yield task
+            continue
         if task.plan.partial is not None:
             yield _of_partial(task, task.plan.partial)
             continue
         error = unreadable.get(_range(task.plan))
         if error is not None and task.plan.recorded_changes:
-            blocked_by = _needs_file(zone, task, error)
-            yield replace(task, stats=ChangeStats(), blocked_by=blocked_by)
+            unreadable_file = unreadable_error(zone, task.plan, error)
+            yield replace(task, stats=ChangeStats(), blocked_by=unreadable_file)
             continue
+        rows = task.plan.landed
+        if rows is not None and (count := row_counts.get(rows, 0)) != rows.row_count:
+            if not is_bounded:
+                miscount = miscount_error(zone, task.plan, rows, count)
+                yield replace(task, stats=ChangeStats(), blocked_by=miscount)
+                continue
+            task = replace(task, changes_missing=max(rows.row_count - count, 0))
         found = stats.get((_range(task.plan), task.followed))
         if found is None:
             yield task
@@ -305,41 +331,40 @@ def _with_stats(
             task = replace(task, plan=replace(task.plan, end=end, is_last=False))
             within = LsnWindow(task.plan.epoch, min(task.plan.first_change, end), end)
             before = read_change_stats(zone, {within: [task.followed]})
-            found = before.get((within, task.followed))
+            found = before.stats.get((within, task.followed))
             if found is None:
                 yield task
                 continue
         order = versions_in_order(zone, _range(task.plan), task.followed.relation_id, found)
-        yield replace(task, stats=found, version_order=tuple(order))
+        yield replace(task, stats=found, version_order=tuple(order), counted_in=counted_in)
 
 
 def _read_stats(
-    zone: RawZone, ranges: Mapping[LsnWindow, Collection[FollowedTable]]
-) -> tuple[dict[TableRange, ChangeStats], dict[LsnWindow, UnreadableFile]]:
+    zone: RawZone,
+    ranges: Mapping[LsnWindow, Collection[FollowedTable]],
+    landed: Mapping[LsnWindow, Collection[LandedRows]],
+) -> tuple[ReadChanges, dict[LsnWindow, UnreadableFile]]:
     """Count the changes of tables in their ranges.
+
+    Args:
+        landed: the landed rows of each range, which are counted again.
 
     Returns:
         The statistics, and the errors of the ranges that cannot be read.
     """
     with suppress(UnreadableFile):
-        return read_change_stats(zone, ranges), {}
-    stats: dict[TableRange, ChangeStats] = {}
+        return read_change_stats(zone, ranges, set(chain(*landed.values()))), {}
+    read = ReadChanges({}, {})
     unreadable: dict[LsnWindow, UnreadableFile] = {}
     for within, tables in ranges.items():
         try:
-            stats |= read_change_stats(zone, {within: tables})
+            stats, row_counts = read_change_stats(zone, {within: tables}, landed[within])
         except UnreadableFile as error:
             unreadable[within] = error
-    return stats, unreadable
-
-
-def _needs_file(zone: RawZone, task: MergeTask, error: UnreadableFile) -> RawZoneError:
-    """Return the error of a table whose changes may be in a file that cannot be read."""
-    again = resnapshot_remedy(zone.name, task.plan.target.qualified_name)
-    return RawZoneError(
-        raw_zone=error.raw_zone,
-        reason=f"{error.reason} Without a backup, the table needs a new snapshot. {again}",
-    )
+        else:
+            read.stats.update(stats)
+            read.row_counts.update(row_counts)
+    return read, unreadable
 
 
 def _of_partial(task: MergeTask, snapshot: Snapshot) -> MergeTask:

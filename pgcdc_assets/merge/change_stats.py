@@ -10,7 +10,6 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ import pyarrow.compute as pc
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.raw.scan import scan_changes
 from pgcdc_assets.raw.snapshots import Snapshot
+from pgcdc_assets.raw.window_rows import LandedRows
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 
@@ -112,19 +112,39 @@ class ChangeStats:
 TableRange = tuple[LsnWindow, FollowedTable]
 
 
+class ReadChanges(NamedTuple):
+    """What one or several scans have found.
+
+    Attributes:
+        stats: of the tables with changes.
+        row_counts: how many of the landed rows the raw zone has now; none is 0.
+    """
+
+    stats: dict[TableRange, ChangeStats]
+    row_counts: dict[LandedRows, int]
+
+
 def read_change_stats(
-    zone: RawZone, ranges: Mapping[LsnWindow, Collection[FollowedTable]]
-) -> dict[TableRange, ChangeStats]:
+    zone: RawZone,
+    ranges: Mapping[LsnWindow, Collection[FollowedTable]],
+    landed: Collection[LandedRows] = (),
+) -> ReadChanges:
     """Count the changes of tables in their ranges.
 
     Tables that are far behind have different ranges. Overlapping ranges are read in one scan.
 
     Args:
         ranges: the tables that are folded over each range.
+        landed: rows that are counted again. A range may begin or end within a window, so the scan
+            also reads the remaining changes of that window.
     """
-    found: dict[TableRange, ChangeStats] = {}
-    for overlapping in _overlapping(ranges):
-        wanted = _Wanted.of({within: ranges[within] for within in overlapping})
+    found = ReadChanges({}, {})
+    for overlapping in _overlapping({*ranges, *(each.within for each in landed)}):
+        around = set(overlapping)
+        wanted = _Wanted.of(
+            {within: ranges.get(within, ()) for within in overlapping},
+            [each for each in landed if each.within in around],
+        )
         batches = scan_changes(
             zone.changes.table,
             epoch=overlapping[0].epoch,
@@ -134,7 +154,7 @@ def read_change_stats(
         )
         for batch in batches:
             _add(found, wanted, pa.Table.from_batches([batch]))
-    for stats in found.values():
+    for stats in found.stats.values():
         stats.truncates.sort()
     return found
 
@@ -197,15 +217,21 @@ class _Wanted:
     Attributes:
         bounds: the starts and ends of all ranges, in order. Part n is from bound n to the next one.
         parts: for each range, its first part and the part behind its last one.
+        landed: the rows that are counted again, by each of their names.
     """
 
     bounds: Sequence[int]
     parts: Mapping[LsnWindow, tuple[int, int]]
     by_id: Mapping[int, list[TableRange]]
     by_name: Mapping[TableName, list[TableRange]]
+    landed: Mapping[TableName, list[LandedRows]]
 
     @classmethod
-    def of(cls, ranges: Mapping[LsnWindow, Collection[FollowedTable]]) -> _Wanted:
+    def of(
+        cls,
+        ranges: Mapping[LsnWindow, Collection[FollowedTable]],
+        landed: Collection[LandedRows],
+    ) -> _Wanted:
         bounds = sorted({int(lsn) for within in ranges for lsn in (within.start, within.end)})
         place = {lsn: number for number, lsn in enumerate(bounds)}
         parts = {each: (place[each.start], place[each.end]) for each in ranges}
@@ -215,7 +241,11 @@ class _Wanted:
             for table in tables:
                 by_id.setdefault(table.relation_id, []).append((within, table))
                 by_name.setdefault(table.table, []).append((within, table))
-        return cls(bounds, parts, by_id, by_name)
+        by_landed_name: dict[TableName, list[LandedRows]] = {}
+        for each in landed:
+            for name in each.names:
+                by_landed_name.setdefault(name, []).append(each)
+        return cls(bounds, parts, by_id, by_name, by_landed_name)
 
     def with_parts(self, rows: pa.Table) -> pa.Table:
         """Add the column `part`: the number of the part with the row's commit LSN."""
@@ -225,26 +255,36 @@ class _Wanted:
 
     def of_row(self, row: Mapping[str, Any]) -> Iterator[TableRange]:
         """Yield the ranges and tables that a row belongs to."""
-        return filter(partial(self._has, row), self.by_id.get(row["relation_id"], []))
+        for found in self.by_id.get(row["relation_id"], []):
+            if self._has(row, found[0]):
+                yield found
 
     def taken_by(self, row: Mapping[str, Any]) -> Iterator[TableRange]:
         """Yield the ranges and tables whose declared name a row of another relation has."""
         for found in self.by_name.get(TableName(row["schema"], row["table"]), []):
-            if found[1].relation_id != row["relation_id"] and self._has(row, found):
+            if found[1].relation_id != row["relation_id"] and self._has(row, found[0]):
                 yield found
 
-    def _has(self, row: Mapping[str, Any], found: TableRange) -> bool:
-        first, behind = self.parts[found[0]]
+    def landed_with(self, row: Mapping[str, Any]) -> Iterator[LandedRows]:
+        """Yield the landed rows that a row belongs to."""
+        for landed in self.landed.get(TableName(row["schema"], row["table"]), []):
+            if self._has(row, landed.within):
+                yield landed
+
+    def _has(self, row: Mapping[str, Any], within: LsnWindow) -> bool:
+        first, behind = self.parts[within]
         part: int = row["part"]
         return first <= part < behind
 
 
-def _add(stats: dict[TableRange, ChangeStats], wanted: _Wanted, rows: pa.Table) -> None:
-    rows = wanted.with_parts(rows)
+def _add(read: ReadChanges, wanted: _Wanted, rows: pa.Table) -> None:
+    rows, stats = wanted.with_parts(rows), read.stats
     counted = rows.group_by([*_GROUP, "part"], use_threads=False).aggregate(
         [([], "count_all"), ("commit_lsn", "min"), ("commit_lsn", "max")]
     )
     for group in counted.to_pylist():
+        for landed in wanted.landed_with(group):
+            read.row_counts[landed] = read.row_counts.get(landed, 0) + group["count_all"]
         for table in wanted.of_row(group):
             _count(stats.setdefault(table, ChangeStats()), group)
         for table in wanted.taken_by(group):

@@ -11,6 +11,7 @@ from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.policies import StepLimit
 from pgcdc_assets.raw.sizes import RowGroup
 from pgcdc_assets.raw.snapshots import Snapshot
+from pgcdc_assets.raw.window_rows import LandedRows
 from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
@@ -60,6 +61,8 @@ class Plan:
             for a renamed table at most so many.
         change_bytes: approximate size of these changes as text.
         first_change: the changes of the range begin at this LSN or later.
+        landed: the rows that were landed in these windows under the table's names, from the first
+            window with such rows on; None without changes.
         is_last: no step follows.
         left_out: a sentence about changes before the snapshot that cannot be folded; empty without
             such changes.
@@ -77,6 +80,7 @@ class Plan:
     is_last: bool = True
     partial: Snapshot | None = None
     left_out: str = ""
+    landed: LandedRows | None = None
 
     def after_left_out(self, start: Lsn, reason: PgcdcError) -> Plan:
         """Return the plan of a history that continues with the snapshot for the reason.
@@ -307,6 +311,12 @@ def _plan_range(
         end = changed[count].window.start
         crossed = [w for w in crossed if w.window.start < end]
         changed = changed[:count]
+    recorded = sum(w.count_changes(names) for w in changed)
+    landed = None
+    if changed:
+        # The idle windows at the end have no rows, and the ends of more tables are equal with them.
+        within = LsnWindow(epoch, changed[0].window.start, crossed[-1].window.end)
+        landed = LandedRows(within, frozenset(names), recorded)
     return Plan(
         target,
         epoch,
@@ -314,11 +324,12 @@ def _plan_range(
         end,
         snapshot,
         windows=tuple(w.window for w in crossed),
-        recorded_changes=sum(w.count_changes(names) for w in changed),
+        recorded_changes=recorded,
         change_bytes=size,
         # After idle windows this is far above the start, and equal for all tables of a run.
         first_change=max(start, changed[0].window.start) if changed else start,
         is_last=is_last,
+        landed=landed,
     )
 
 

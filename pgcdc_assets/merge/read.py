@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pyspark.sql import DataFrame, SparkSession
 
-from pgcdc_assets.merge.change_stats import COPIED
+from pgcdc_assets.merge.change_stats import COPIED, read_change_stats
+from pgcdc_assets.merge.lost_changes import miscount_error
 from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.raw.relations import RelationVersion
-from pgcdc_assets.raw.scan import change_files
+from pgcdc_assets.raw.scan import ChangeFiles, change_files
 from pgcdc_assets.raw.schema import CHANGES
 from pgcdc_assets.raw.snapshots import Snapshot, SnapshotStore
 from pgcdc_assets.raw.zone import RawZone
@@ -76,6 +77,26 @@ def _read_of_store(spark: SparkSession, store: SnapshotStore, snapshot: Snapshot
     )
 
 
+def _check_count(zone: RawZone, task: MergeTask, files: ChangeFiles) -> None:
+    """Count the landed rows again if the files are not those in which they were counted.
+
+    A large merge may wait for hours behind others. Later changes of the log do not matter, because
+    Spark reads the files that are listed now.
+
+    Raises:
+        PgcdcError: the number of rows differs.
+    """
+    plan, rows = task.plan, task.plan.landed
+    if rows is None or task.counted_in is None:
+        return
+    table = zone.changes.table
+    if files == change_files(table, plan.epoch, plan.first_change, plan.end, task.counted_in):
+        return
+    count = read_change_stats(zone, {}, [rows]).row_counts.get(rows, 0)
+    if count != rows.row_count:
+        raise miscount_error(zone, plan, rows, count)
+
+
 def read_changes(
     spark: SparkSession, zone: RawZone, task: MergeTask, *, keeps_truncated: bool = False
 ) -> DataFrame:
@@ -87,12 +108,16 @@ def read_changes(
 
     Args:
         keeps_truncated: read also the changes before the last TRUNCATE.
+
+    Raises:
+        PgcdcError: another program has deleted or added changes since the count.
     """
     plan, stats = task.plan, task.stats
     assert stats is not None
     if plan.partial is not None:
         return read_partial_snapshot(spark, zone, task)
     files = change_files(zone.changes.table, plan.epoch, plan.first_change, plan.end)
+    _check_count(zone, task, files)
     # The OID selects the rows. The names skip the row groups of other tables as well.
     names = " OR ".join(
         f"(schema = {string(schema)} AND table = {string(table)})"

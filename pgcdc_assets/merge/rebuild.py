@@ -77,6 +77,7 @@ class RebuildReport:
     Attributes:
         watermark_before: None if the table had no watermark.
         changes_read: number of changes folded from the raw zone.
+        changes_missing: number of landed changes that another program has deleted.
     """
 
     schema: str
@@ -88,6 +89,7 @@ class RebuildReport:
     watermark_after: Lsn
     row_count: int
     changes_read: int
+    changes_missing: int
     seconds: float
 
 
@@ -129,7 +131,9 @@ def rebuild_table(
     complete = _positions(zone.snapshots, target, window)
     partial = _positions(zone.partial_snapshots, target, window)
     with staging_root(zone.lake, zone.name, REBUILD) as root:
-        changes_read = _build(spark, zone, replace(target, scd=(scd,)), window, root, before)
+        changes_read, missing = _build(
+            spark, zone, replace(target, scd=(scd,)), window, root, before
+        )
         failpoints.reach(failpoints.AFTER_REBUILD_STAGED)
         staged = table_path(zone.lake, zone.name, target.schema, target.table, scd, root)
         applied = (*complete[-1:], *(each for each in partial if has_applied(zone, staged, each)))
@@ -144,6 +148,7 @@ def rebuild_table(
         window.end,
         row_count,
         changes_read,
+        missing,
         time.monotonic() - started,
     )
 
@@ -155,16 +160,18 @@ def _build(
     window: LsnWindow,
     root: str,
     live: ReplacedTable,
-) -> int:
+) -> tuple[int, int]:
+    """Build the staged table, and return the numbers of read and of missing changes."""
     from pgcdc_assets.merge.run import merge_tables
 
     known = _find_snapshots(zone, target, window)
     needed = _check_kept(zone, target, window, live)
-    changes_read = 0
+    changes_read = changes_missing = 0
     for report in merge_tables(spark, zone, [target], window, root=root):
         if isinstance(report, MergeFailure):
             raise report.error
         changes_read += report.changes_read
+        changes_missing += report.changes_missing
     # Retention may have removed windows and snapshots while they were read.
     _check_kept(zone, target, window, live, needed)
     if _find_snapshots(zone, target, window) - known:
@@ -173,7 +180,7 @@ def _build(
             reason=f"A snapshot of {target.qualified_name} was completed during its rebuild, which "
             "lacks the snapshot. The table was not changed. Run the rebuild again."
         )
-    return changes_read
+    return changes_read, changes_missing
 
 
 def _find_snapshots(zone: RawZone, target: CdcTable, window: LsnWindow) -> set[SnapshotIdentity]:

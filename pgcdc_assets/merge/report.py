@@ -21,6 +21,8 @@ class MergeReport:
         steps: number of commits that folded changes, each within the limit of a step.
         windows_folded: number of windows whose changes the merge added to the table.
         changes_read: number of changes of the table in these windows.
+        changes_missing: landed changes that another program has deleted; 0 for a live table, whose
+            merge stops instead.
         columns_filled: added columns whose default was written to the existing rows.
         snapshot_lsn: LSN of the snapshot that the merge applied; None without a snapshot.
         row_count: rows after the merge; None if the log does not have the count.
@@ -48,6 +50,7 @@ class MergeReport:
     steps: int = 0
     windows_folded: int = 0
     changes_read: int = 0
+    changes_missing: int = 0
     rows_inserted: int = 0
     rows_updated: int = 0
     rows_deleted: int = 0
@@ -78,6 +81,7 @@ class MergeReport:
             steps=self.steps + later.steps,
             windows_folded=self.windows_folded + later.windows_folded,
             changes_read=self.changes_read + later.changes_read,
+            changes_missing=self.changes_missing + later.changes_missing,
             rows_inserted=self.rows_inserted + later.rows_inserted,
             rows_updated=self.rows_updated + later.rows_updated,
             rows_deleted=self.rows_deleted + later.rows_deleted,

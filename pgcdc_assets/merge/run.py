@@ -184,9 +184,11 @@ class _Merge:
         snapshot = task.plan.snapshot
         if snapshot is None:
             return self.plan_next(task, skips_to_snapshot=True)
-        if task.state is not None:
+        if task.state is not None and task.blocked_by is None:
             return None
         found = self.plan_next(task, skips_to_snapshot=True, after=snapshot.key)
+        if isinstance(found, MergeTask) and found.plan.snapshot is None:
+            return None
         is_conflict = isinstance(found, MergeFailure) and isinstance(found.error, MergeConflict)
         return None if is_conflict else found
 

@@ -19,6 +19,7 @@ def begin_report(task: MergeTask) -> MergeReport:
         steps=1,
         windows_folded=len(plan.windows),
         changes_read=stats.change_count if stats is not None else 0,
+        changes_missing=task.changes_missing,
         snapshot_lsn=plan.snapshot.snapshot_lsn if plan.snapshot is not None else None,
         is_remade=task.is_remade,
         left_out=plan.left_out,

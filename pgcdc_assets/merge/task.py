@@ -6,7 +6,9 @@ import datetime as dt
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pgcdc_assets.errors import DefiniteError
+from deltalake import DeltaTable
+
+from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.change_stats import ChangeStats, FollowedTable
 from pgcdc_assets.merge.plan import Plan
@@ -43,6 +45,10 @@ class MergeTask:
             without such changes.
         healed_through: the newest usable snapshot of the epoch has what schema changes below this
             LSN did to older rows.
+        changes_missing: the landed rows under the table's names that another program has deleted,
+            if the table is folded again in another folder.
+        counted_in: the version of `raw/changes` at the count of the changes, or an earlier one;
+            None if missing changes do not stop the merge.
         comments: of the source by attnum, at the newest look at the catalog; None: not known.
     """
 
@@ -62,8 +68,10 @@ class MergeTask:
     is_remade: bool = False
     waits_for: str = ""
     awaits_snapshot: str = ""
-    blocked_by: DefiniteError | None = None
+    blocked_by: PgcdcError | None = None
     healed_through: Lsn = _NO_SNAPSHOT
+    changes_missing: int = 0
+    counted_in: DeltaTable | None = None
     comments: Mapping[int, str] | None = None
 
     @property

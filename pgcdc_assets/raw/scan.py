@@ -189,9 +189,15 @@ class ChangeFiles:
     lie_inside: bool
 
 
-def change_files(table: RawTable, epoch: int, start: int, end: int) -> ChangeFiles:
-    """Return the files of `raw/changes` that may contain changes of an LSN range of an epoch."""
-    loaded = table.newest()
+def change_files(
+    table: RawTable, epoch: int, start: int, end: int, loaded: DeltaTable | None = None
+) -> ChangeFiles:
+    """Return the files of `raw/changes` that may contain changes of an LSN range of an epoch.
+
+    Args:
+        loaded: a version of the table; None: the newest one.
+    """
+    loaded = loaded or table.newest()
     files = [] if loaded is None else files_between(data_files(loaded), epoch, start, end)
     lie_inside = all(
         file.minimum.get("commit_lsn", start - 1) >= start

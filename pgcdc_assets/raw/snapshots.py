@@ -202,8 +202,11 @@ class SnapshotStore:
 
         The times in log entries that a person or another program has removed are unknown.
         """
-        found = self._recorded("taken_at")
-        return {key: dt.datetime.fromisoformat(taken_at) for key, taken_at in found.items()}
+        return {k: dt.datetime.fromisoformat(at) for k, at in self._recorded("taken_at").items()}
+
+    def landed_rows(self) -> dict[SnapshotIdentity, int]:
+        """Return the numbers of rows at the commits of the snapshots that recorded the number."""
+        return self._recorded("row_count")
 
     def timelines(self, epoch: int) -> dict[int, Lsn]:
         """Return the newest snapshot of an epoch on each timeline that a commit has recorded."""
@@ -334,6 +337,7 @@ class SnapshotLanding:
                     "snapshot_lsn": str(snapshot.snapshot_lsn),
                     "taken_at": taken_at and taken_at.isoformat(),
                     "timeline": timeline,
+                    "row_count": sum(file.row_count for file in files),
                 },
             )
         except CommitRefused as refusal:

@@ -6,7 +6,7 @@ import datetime as dt
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -14,6 +14,7 @@ from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.raw import schema
 from pgcdc_assets.raw.commit_records import LogEntry
 from pgcdc_assets.raw.window_summary import StoredCounts, WindowSummary
+from pgcdc_assets.table_name import TableName
 
 # The columns of `LandedWindow`.
 LANDED = ("window", "row_count", "last_commit_ts")
@@ -32,6 +33,20 @@ class LandedWindow:
     window: LsnWindow
     row_count: int
     last_commit_ts: dt.datetime | None
+
+
+class LandedRows(NamedTuple):
+    """The rows of whole windows under some names at the source, as counted at their landing.
+
+    Attributes:
+        within: from the start of the first window to the end of the last one.
+        names: the names, also of relations that the table does not follow.
+        row_count: number of rows of all operations.
+    """
+
+    within: LsnWindow
+    names: frozenset[TableName]
+    row_count: int
 
 
 def summaries(entries: Iterable[LogEntry]) -> list[WindowSummary]:

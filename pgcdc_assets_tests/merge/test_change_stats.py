@@ -61,12 +61,12 @@ def test_overlapping_ranges_are_read_in_one_scan_with_the_results_of_each_range(
         return scan_changes(*arguments, **options)
 
     monkeypatch.setattr("pgcdc_assets.merge.change_stats.scan_changes", counted)
-    together = read_change_stats(zone, ranges)
+    together = read_change_stats(zone, ranges).stats
     read = sorted(scans)
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(read))
     apart: dict[Any, Any] = {}
     for within, tables in ranges.items():
         for table in tables:
-            apart |= read_change_stats(zone, {within: [table]})
+            apart |= read_change_stats(zone, {within: [table]}).stats
     assert together == apart
     assert apart

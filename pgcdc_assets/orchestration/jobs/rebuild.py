@@ -71,6 +71,12 @@ def build_rebuild_job(
                         context.log.error(f"{table.qualified_name}: {type(error).__name__}")
                         failures.append((table.qualified_name, error))
                         continue
+                    if report.changes_missing:
+                        context.log.warning(
+                            f"{table.qualified_name}: {report.changes_missing} changes that were "
+                            "landed are missing from the raw zone, so the table was built without "
+                            "them. Another program has deleted them."
+                        )
                     context.log_event(
                         dg.AssetObservation(
                             keys[table.schema, table.table, scd], metadata=_metadata(report)
@@ -110,6 +116,7 @@ def _metadata(report: RebuildReport) -> dict[str, Any]:
         "watermark_before": "none" if before is None else str(before[1]),
         "epoch": str(report.epoch),
         "changes_read": float(report.changes_read),
+        "changes_missing": float(report.changes_missing),
         "dagster/row_count": report.row_count,
         "seconds": round(report.seconds, 3),
     }
