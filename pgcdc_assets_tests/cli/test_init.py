@@ -253,3 +253,6 @@ def test_a_followed_publication_may_have_no_tables_yet(
     capsys.readouterr()
     assert main(["check", "--name", "mine"]) == 0
     assert "warning  Publication p has no tables." in capsys.readouterr().out
+    for command, what in (("rebuild", "rebuild"), ("resnapshot", "take a snapshot of")):
+        assert main([command, "mine"]) == 2
+        assert f"Capture mine has no table to {what}: pgcdc check" in capsys.readouterr().err
