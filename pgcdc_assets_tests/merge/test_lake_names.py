@@ -130,7 +130,8 @@ def test_a_lake_that_was_moved_is_merged_and_rebuilt(
     assert not (tmp_path / "before").exists()
 
 
-@pytest.mark.parametrize("by_spark", [True, pytest.param(False, marks=pytest.mark.sampled)])
+@pytest.mark.sampled
+@pytest.mark.parametrize("by_spark", [True, False])
 @pytest.mark.parametrize("name", ["_delta_log", "_spark_metadata"])
 @pytest.mark.parametrize("part", ["table", "schema"])
 def test_a_table_may_have_the_name_of_a_folder_of_delta_or_spark(
