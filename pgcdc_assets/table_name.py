@@ -27,6 +27,9 @@ _BARE_TABLE = re.compile(r"[\w$-][\w$.-]*")
 _INVISIBLE = re.compile(r"[\x00-\x1f\x7f-\xa0\xad\u2000-\u200f\u2028-\u202f\u2060-\u206f\ufeff]")
 _UNICODE_ESCAPE = re.compile(r"\\(?:(\\)|([0-9A-Fa-f]{4})|\+([0-9A-Fa-f]{6}))")
 _NOT_ENCODED = re.compile(r"[A-Za-z0-9_$.-]")
+# Delta takes a folder beside such a folder for a part of a Delta table, and Spark ignores the files
+# below it (DeltaTableUtils.findDeltaTableRoot(), FileStreamSink.ancestorIsMetadataDirectory()).
+_FOLDERS_OF_SPARK = frozenset({"_delta_log", "_spark_metadata"})
 _NOT_IN_IDENTIFIER = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|[^A-WYZa-z0-9_]")
 
 
@@ -96,9 +99,16 @@ def encode_name(name: str) -> str:
 
 
 def folder_name(name: str) -> str:
-    """Return a name encoded for a folder. A leading dot, which hides a folder, is encoded too."""
+    """Return a name encoded for a folder.
+
+    A leading dot, which hides a folder, is encoded too, and so is the underscore of names that
+    folders of Delta and Spark have.
+    """
     text = encode_name(name)
-    return f"~2e~{text[1:]}" if text.startswith(".") else text
+    # A file system may ignore case.
+    if text.startswith(".") or text.lower() in _FOLDERS_OF_SPARK:
+        return f"~{ord(text[0]):x}~{text[1:]}"
+    return text
 
 
 def output_name(parts: Sequence[str], reserved_endings: Sequence[str] = ()) -> str:

@@ -42,6 +42,7 @@ def test_a_printed_name_parses_as_the_same_name(name: TableName) -> None:
 
 
 @given(NAMES)
+@example(TableName("public", "_delta_log"))
 def test_encodings_can_be_decoded_so_two_names_never_share_one(name: TableName) -> None:
     assert decoded(folder_name(name.table)) == decoded(encode_name(name.table)) == name.table
     assert decoded_partition_key(name.partition_key) == name
@@ -85,6 +86,12 @@ def test_identifiers_of_plain_names_are_unchanged() -> None:
     assert output_name(["shop", "scd1", "shop", "order_items"], CHECKS) == (
         "shop__scd1__shop__order_items"
     )
+
+
+@pytest.mark.parametrize("name", ["_delta_log", "_DELTA_LOG", "_spark_metadata"])
+def test_a_folder_of_a_table_has_no_name_of_a_folder_of_delta_or_spark(name: str) -> None:
+    assert folder_name(name) == f"~5f~{name[1:]}"
+    assert encode_name(name) == name
 
 
 @pytest.mark.parametrize("name", ["Orders", "a$b", "a-b", "a.b", "a..b", ".b", "_b", "A.b-C_1"])

@@ -122,6 +122,7 @@ def check_capture(
         is_slot_known=epoch is not None,
         two_phase=capture.stream.two_phase,
         relation_ids=known,
+        may_be_empty=capture.selection is not None,
     )
     if epoch is not None:
         try:

@@ -122,7 +122,7 @@ def _report_publication(capture: CdcCapture) -> None:
         ConfigurationError: the server, the slot or the publication is not ready.
     """
     settings = ConnectionSettings(home.conninfo(), name=capture.name)
-    findings = run_preflight(settings, capture.publication, capture.slot)
+    findings = run_preflight(settings, capture.publication, capture.slot, may_be_empty=True)
     report(
         settings,
         capture.publication,

@@ -6,6 +6,7 @@ import argparse
 
 from pgcdc_assets.cli.output import say
 from pgcdc_assets.cli.tables import print_table
+from pgcdc_assets.errors import ConfigurationError
 
 _HEADER = ("table", "rebuilt through", "was at", "changes", "rows", "seconds")
 _ENTRIES = (
@@ -21,6 +22,7 @@ def run(options: argparse.Namespace) -> int:
     """Build SCD tables of one capture from its raw zone.
 
     Raises:
+        ConfigurationError: the capture has no table.
         PgcdcError: the error of the run; tables that the error does not name are rebuilt.
     """
     from pgcdc_assets.orchestration.jobs.in_process import build_pool_wait, run_in_process
@@ -34,7 +36,10 @@ def run(options: argparse.Namespace) -> int:
     (loaded,) = location.select(options.name)
     capture = loaded.capture
     # Raise the error before the start of a session.
-    capture.select_tables(options.tables)
+    if not capture.select_tables(options.tables):
+        raise ConfigurationError(
+            reason=f"Capture {options.name} has no table to rebuild: pgcdc check says why."
+        )
     parse_lsn(options.through)
     config = {"tables": options.tables, "through": options.through}
     repository = location.repository

@@ -239,3 +239,20 @@ def test_an_update_refuses_a_file_whose_tables_are_templates(
     assert main(["init", "--name", "mine", "--update"]) == 2
     assert "is a template" in capsys.readouterr().err
     assert file.read_text() == before
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("options", ["", "for all tables"])
+def test_a_followed_publication_may_have_no_tables_yet(
+    project: Path, database: Database, capsys: pytest.CaptureFixture[str], options: str
+) -> None:
+    database.execute(f"create publication p {options}")
+    assert main(["init", "--name", "mine", "--publication", "p"]) == 2
+    assert main(["init", "--name", "mine", "--publication", "p", "--all-tables"]) == 0
+    assert (project / "defs" / "mine" / "defs.yaml").is_file()
+    capsys.readouterr()
+    assert main(["check", "--name", "mine"]) == 0
+    assert "warning  Publication p has no tables." in capsys.readouterr().out
+    for command, what in (("rebuild", "rebuild"), ("resnapshot", "take a snapshot of")):
+        assert main([command, "mine"]) == 2
+        assert f"Capture mine has no table to {what}: pgcdc check" in capsys.readouterr().err

@@ -1,8 +1,9 @@
-"""Lakes in a folder whose name is a glob pattern of Spark."""
+"""Lakes and tables whose folders have names with a meaning for Spark or Delta."""
 
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -127,3 +128,36 @@ def test_a_lake_that_was_moved_is_merged_and_rebuilt(
     rows = [spark.read.format("delta").load(each.path).count() for each in rebuilt]
     assert rows == [2, 4]
     assert not (tmp_path / "before").exists()
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("by_spark", [True, False])
+@pytest.mark.parametrize("name", ["_delta_log", "_spark_metadata"])
+@pytest.mark.parametrize("part", ["table", "schema"])
+def test_a_table_may_have_the_name_of_a_folder_of_delta_or_spark(
+    spark: SparkSession,
+    zone: RawZone,
+    monkeypatch: pytest.MonkeyPatch,
+    part: str,
+    name: str,
+    by_spark: bool,
+) -> None:
+    """The table is merged, and so is a table beside it that is created later."""
+    if by_spark:
+        merge_by_spark(monkeypatch)
+    own = replace(relation(*_COLUMNS), **{part: name})
+    beside = relation(*_COLUMNS, table="beside", relation_id=2000)
+    landing = Landing(zone, [own, beside])
+    landing.begin([["1", "a"], ["2", "b"]])
+    landing.land([update("1", "c")])
+    both = CdcTable(own.schema, own.table, scd=(1, 2))
+    for target in (both, CdcTable("shop", "beside", scd=(1, 2))):
+        for report in merge_tables(spark, zone, [target], landing.windows[-1]):
+            assert isinstance(report, MergeReport), report.error
+    landing.land([delete("2", None), insert("3", "d")])
+    for report in merge_tables(spark, zone, [both], landing.windows[-1]):
+        assert isinstance(report, MergeReport), report.error
+    found = [check_all(spark, zone, both, scd) for scd in (1, 2)]
+    assert all(each.is_sound for each in found), found
+    assert [each.row_count for each in found] == [2, 4]
+    assert [rebuild_table(spark, zone, both, scd).row_count for scd in both.scd] == [2, 4]

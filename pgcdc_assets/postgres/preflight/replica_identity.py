@@ -109,6 +109,14 @@ class _Holder:
         return frozenset(column.name for column in self.relation.columns if column.is_key)
 
     @property
+    def has_identity(self) -> bool:
+        """Whether the server accepts UPDATE and DELETE.
+
+        The full identity of a table without columns is empty.
+        """
+        return bool(self.columns) or self.relation.has_full_identity
+
+    @property
     def sql_name(self) -> str:
         return quoted(self.relation.schema, self.relation.table)
 
@@ -201,7 +209,7 @@ def check_identity(
         has_declared_key: the capture's settings declare a key for the table.
     """
     if publication.needs_identity:
-        lacking = [holder for holder in identity.holders if not holder.columns]
+        lacking = [holder for holder in identity.holders if not holder.has_identity]
         if lacking:
             yield _lacking(table, lacking)
             return

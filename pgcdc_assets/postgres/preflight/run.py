@@ -37,6 +37,7 @@ def run_preflight(
     is_slot_known: bool = False,
     two_phase: bool = False,
     relation_ids: Mapping[TableName, int] | None = None,
+    may_be_empty: bool = False,
 ) -> list[Finding]:
     """Return the findings about server, role, publication, slot and tables.
 
@@ -50,6 +51,7 @@ def run_preflight(
         is_slot_known: the lake was filled from the slot.
         two_phase: `stream.two_phase`.
         relation_ids: OIDs of captured tables by declared name, for tables that were renamed since.
+        may_be_empty: the tables of the publication are followed, so tables may be added later.
 
     Raises:
         ConfigurationError: the connection string, user or password is wrong.
@@ -68,7 +70,13 @@ def run_preflight(
             findings.append(Finding("publication", "error", str(error)))
         else:
             findings += check_tables(
-                conn, published, tables, keys or {}, server.role, relation_ids or {}
+                conn,
+                published,
+                tables,
+                keys or {},
+                server.role,
+                relation_ids or {},
+                may_be_empty=may_be_empty,
             )
         findings += check_slot(conn, server, slot, is_slot_ours)
         findings += check_prepared_transactions(

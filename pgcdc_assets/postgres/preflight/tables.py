@@ -48,8 +48,14 @@ class _Access(NamedTuple):
     readable: list[str]
 
 
-def check_publication(publication: Publication, table_count: int) -> Iterator[Finding]:
-    """Yield findings about the published operations and the number of tables."""
+def check_publication(
+    publication: Publication, table_count: int, *, may_be_empty: bool = False
+) -> Iterator[Finding]:
+    """Yield findings about the published operations and the number of tables.
+
+    Args:
+        may_be_empty: the tables of the publication are followed, so tables may be added later.
+    """
     kinds = {
         "insert": publication.insert,
         "update": publication.update,
@@ -69,9 +75,12 @@ def check_publication(publication: Publication, table_count: int) -> Iterator[Fi
     if not table_count:
         yield Finding(
             "publication",
-            "error",
+            "warning" if may_be_empty else "error",
             f"Publication {name} has no tables.",
-            f"alter publication {quoted(name)} add table SCHEMA.TABLE",
+            # Postgres adds no table to a publication of all tables.
+            "create table SCHEMA.TABLE (...)"
+            if publication.all_tables
+            else f"alter publication {quoted(name)} add table SCHEMA.TABLE",
         )
     else:
         yield Finding("publication", "ok", f"Publication {name} has {table_count} tables.")
@@ -84,6 +93,8 @@ def check_tables(
     keys: Mapping[TableName, Sequence[str]],
     role: str,
     known: Mapping[TableName, int],
+    *,
+    may_be_empty: bool = False,
 ) -> Iterator[Finding]:
     """Yield findings about the publication and about each table.
 
@@ -94,10 +105,11 @@ def check_tables(
         keys: columns of the declared keys, by (schema, table).
         role: the connection's role.
         known: OIDs of captured tables by declared name, for tables that were renamed since.
+        may_be_empty: the tables of the publication are followed, so tables may be added later.
     """
     members = published_tables(conn, publication.name, has_filters=False)
     published = {table.relation.name: table for table in members}
-    yield from check_publication(publication, len(published))
+    yield from check_publication(publication, len(published), may_be_empty=may_be_empty)
     relation_ids = [table.relation.relation_id for table in published.values()]
     access = _read_access(conn, relation_ids)
     identities = read_identities(conn, publication, relation_ids)

@@ -25,9 +25,21 @@ def test_a_missing_publication_is_an_error_before_the_slot_is_created(database: 
     assert 'create publication "pub" for table' in problem
 
 
-def test_an_empty_publication_is_an_error(database: Database) -> None:
-    database.execute("create publication pub")
-    assert "has no tables" in problems_in(findings_of(database.settings()))["publication", None]
+@pytest.mark.parametrize("may_be_empty", [False, True])
+@pytest.mark.parametrize("options", ["", "for all tables"])
+def test_an_empty_publication_is_an_error_unless_it_is_followed(
+    database: Database, options: str, may_be_empty: bool
+) -> None:
+    """The remedy is a statement that Postgres accepts."""
+    database.execute(f"create publication pub {options}")
+    findings = findings_of(database.settings(), may_be_empty=may_be_empty)
+    [found] = [finding for finding in findings if "has no tables" in finding.message]
+    assert found.severity == ("warning" if may_be_empty else "error")
+    database.execute("create schema a; create table a.t (id int primary key)")
+    name = "a.u (id int primary key)" if options else "a.t"
+    assert found.remedy is not None
+    database.execute(found.remedy.replace("SCHEMA.TABLE (...)", name).replace("SCHEMA.TABLE", name))
+    assert "publication" not in {code for code, _ in problems_in(findings_of(database.settings()))}
 
 
 @pytest.mark.every_pg
