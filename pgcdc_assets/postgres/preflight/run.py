@@ -70,7 +70,7 @@ def run_preflight(
             findings += check_tables(
                 conn, published, tables, keys or {}, server.role, relation_ids or {}
             )
-        findings += check_slot(conn, server, slot, is_slot_ours)
+        findings += check_slot(conn, server, slot, is_slot_ours, settings.name)
         findings += check_prepared_transactions(
             conn, slot, server.version, two_phase=two_phase, is_known=is_slot_known
         )
