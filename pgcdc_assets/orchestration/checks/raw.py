@@ -222,9 +222,7 @@ def build_source_checks(
                 if SLOT_HEALTH in wanted:
                     health = _read_slot_health(conn, capture, lake.zone(capture.name))
                     uri = lake.zone(capture.name).uri
-                    yield evaluate_slot(
-                        raw, health, health.error(capture.slot, uri, capture.name)
-                    )
+                    yield evaluate_slot(raw, health, health.error(capture.slot, uri, capture.name))
                 if REPLICA_IDENTITY in wanted:
                     known = read_relation_ids(lake.zone(capture.name), capture)
                     published = published_tables(conn, capture.publication)
