@@ -199,6 +199,8 @@ def _word(table: TableState, stopped: Mapping[str, str]) -> str:
         return "waits for its merge"
     if table.has_left:
         return "left the publication"
+    if table.snapshot_at is None:
+        return "waits for its snapshot"
     return "waits for a re-snapshot" if table.is_held or table.is_healing else "ok"
 
 

@@ -1,11 +1,11 @@
-"""`pgcdc renew` of a capture whose settings name another slot."""
+"""`pgcdc renew`: another slot in the settings, and `pgcdc status` and `pgcdc check` around it."""
 
 from __future__ import annotations
 
 import pytest
 
 from pgcdc_assets.capture.snapshot import snapshot_tables
-from pgcdc_assets.cli import main
+from pgcdc_assets.cli import main, status
 from pgcdc_assets.orchestration.build import build_cdc_definitions
 from pgcdc_assets.orchestration.project import code_location
 from pgcdc_assets.orchestration.project.code_location import CodeLocation, find_captures
@@ -16,6 +16,19 @@ from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets_tests.support.database import Database
 
 pytestmark = pytest.mark.postgres
+
+
+def load(database: Database, lake: Lake, slot: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the commands find a capture of table `a`."""
+    definitions = build_cdc_definitions(
+        CdcCapture("t", "pub", (CdcTable("public", "a"),), slot=slot),
+        postgres=PostgresResource(capture="t", conninfo=database.conninfo),
+        lake=LakeResource(uri=lake.uri),
+    )
+    location = CodeLocation(definitions, find_captures(definitions))
+    # The command of the status has imported the function.
+    for module in (code_location, status):
+        monkeypatch.setattr(module, "load_location", lambda module: location)
 
 
 def test_the_slot_that_the_settings_named_before_is_left_and_printed(
@@ -29,13 +42,7 @@ def test_the_slot_that_the_settings_named_before_is_left_and_printed(
     database.execute("create table a (id int primary key)")
     database.execute("create publication pub for table a")
     snapshot_tables(database.settings(), RawZone(lake, "t"), before, "pub")
-    definitions = build_cdc_definitions(
-        CdcCapture("t", "pub", (CdcTable("public", "a"),), slot=after),
-        postgres=PostgresResource(capture="t", conninfo=database.conninfo),
-        lake=LakeResource(uri=lake.uri),
-    )
-    location = CodeLocation(definitions, find_captures(definitions))
-    monkeypatch.setattr(code_location, "load_location", lambda module: location)
+    load(database, lake, after, monkeypatch)
 
     assert main(["renew", "--name", "t"]) == 0
     printed = capsys.readouterr().out
@@ -44,3 +51,57 @@ def test_the_slot_that_the_settings_named_before_is_left_and_printed(
     drop = f"select pg_drop_replication_slot('{before}')"
     assert drop in printed
     database.execute(drop)
+
+
+def test_a_table_without_a_snapshot_of_the_new_epoch_is_not_ok(
+    database: Database,
+    lake: Lake,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The table lacks the changes between the epochs until its snapshot is merged."""
+    database.execute("create table a (id int primary key)")
+    database.execute("create publication pub for table a")
+    slot = f"lost_{database.name}"
+    snapshot_tables(database.settings(), RawZone(lake, "t"), slot, "pub")
+    load(database, lake, slot, monkeypatch)
+    assert main(["status"]) == 0
+    assert "waits for its merge" in capsys.readouterr().out
+    database.drop_slots()
+    assert main(["check"]) == 2
+    assert "pgcdc renew --name t" in capsys.readouterr().out
+
+    assert main(["renew", "--name", "t"]) == 0
+    capsys.readouterr()
+    assert main(["status"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "public.a" in line]
+    assert "never" in line
+    assert line.endswith("waits for its snapshot")
+    database.drop_slots()
+
+
+def test_the_check_of_a_lost_slot_names_the_capture(
+    database: Database,
+    lake: Lake,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    database.execute("create table a (id int primary key)")
+    database.execute("create publication pub for table a")
+    slot = f"lost_{database.name}"
+    snapshot_tables(database.settings(), RawZone(lake, "t"), slot, "pub")
+    load(database, lake, slot, monkeypatch)
+    database.execute("alter system set max_slot_wal_keep_size = '1MB'")
+    try:
+        database.execute("select pg_reload_conf()")
+        for _ in range(3):
+            database.execute("select pg_logical_emit_message(true, 'x', 'y')")
+            database.execute("select pg_switch_wal()")
+        database.execute("checkpoint")
+        assert main(["check"]) == 2
+    finally:
+        database.execute("alter system reset max_slot_wal_keep_size")
+        database.execute("select pg_reload_conf()")
+    assert f"{slot} is lost" in (printed := capsys.readouterr().out)
+    assert "pgcdc renew --name t" in printed
+    database.drop_slots()

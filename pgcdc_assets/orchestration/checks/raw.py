@@ -11,7 +11,7 @@ from typing import Any
 
 import dagster as dg
 
-from pgcdc_assets.errors import WindowUnavailable
+from pgcdc_assets.errors import PgcdcError, WindowUnavailable
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.checks.identities import (
     REPLICA_IDENTITY,
@@ -22,11 +22,12 @@ from pgcdc_assets.orchestration.checks.source_tables import read_relation_ids, r
 from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs.failures import dagster_failures
-from pgcdc_assets.orchestration.state import left_tables, read_gates
+from pgcdc_assets.orchestration.state import captured_through, left_tables, read_gates
 from pgcdc_assets.postgres.catalog import published_tables
+from pgcdc_assets.postgres.connection import Connection
 from pgcdc_assets.postgres.moved_tables import SourcePlace, find_declared_table
 from pgcdc_assets.postgres.preflight.replica_identity import are_identities_usable
-from pgcdc_assets.postgres.slot_health import SlotHealth, slot_health
+from pgcdc_assets.postgres.slot_health import SlotHealth, SlotProblem, slot_health
 from pgcdc_assets.postgres.slots import read_slot_status
 from pgcdc_assets.raw.changes import Recount
 from pgcdc_assets.raw.schema_events import SchemaChange, open_events
@@ -219,7 +220,9 @@ def build_source_checks(
             left = left_tables(lake.zone(capture.name), capture)
             with postgres.query_connection("check") as conn:
                 if SLOT_HEALTH in wanted:
-                    yield evaluate_slot(raw, slot_health(read_slot_status(conn, capture.slot)))
+                    health = _read_slot_health(conn, capture, lake.zone(capture.name))
+                    uri = lake.zone(capture.name).uri
+                    yield evaluate_slot(raw, health, health.error(capture.slot, uri, capture.name))
                 if REPLICA_IDENTITY in wanted:
                     known = read_relation_ids(lake.zone(capture.name), capture)
                     published = published_tables(conn, capture.publication)
@@ -258,19 +261,45 @@ def build_source_checks(
     return step.restore(source_checks)
 
 
-def evaluate_slot(raw: dg.AssetKey, health: SlotHealth) -> dg.AssetCheckResult:
-    """Check the slot; an unreserved slot is a warning, because a capture can still save it."""
+def _read_slot_health(conn: Connection, capture: CdcCapture, zone: RawZone) -> SlotHealth:
+    """Judge the slot beside a capture that may run.
+
+    A capture lands a window before it confirms the window, so the slot is read first. The position
+    of the server is then read again, because a window may have landed in between.
+    """
+    status, epoch = read_slot_status(conn, capture.slot), zone.epochs.latest()
+    if epoch is None:
+        return slot_health(status)
+    through = captured_through(zone, epoch).lsn
+    health = slot_health(status, through)
+    if health.problem is SlotProblem.SERVER_BEHIND:
+        return slot_health(read_slot_status(conn, capture.slot), through)
+    return health
+
+
+def evaluate_slot(
+    raw: dg.AssetKey, health: SlotHealth, error: PgcdcError | None
+) -> dg.AssetCheckResult:
+    """Check the slot; an unreserved slot is a warning, because a capture can still save it.
+
+    Args:
+        error: the problem of the slot, whose sentence describes the result; None: no problem.
+    """
     status = health.status
     metadata: dict[str, Any] = {"wal_status": health.wal_status}
     if status is not None:
         metadata["retained_bytes"] = float(status.retained_bytes or 0)
         if status.safe_wal_size is not None:
             metadata["safe_wal_size"] = float(status.safe_wal_size)
+    severity, description = dg.AssetCheckSeverity.ERROR, None if error is None else str(error)
+    if error is None and health.is_at_risk:
+        severity, description = dg.AssetCheckSeverity.WARN, f"{health.risk} {health.risk_remedy}"
     return dg.AssetCheckResult(
         asset_key=raw,
         check_name=SLOT_HEALTH,
         passed=health.is_sound,
-        severity=dg.AssetCheckSeverity.WARN if health.is_at_risk else dg.AssetCheckSeverity.ERROR,
+        severity=severity,
+        description=description,
         metadata=metadata,
     )
 
@@ -306,9 +335,11 @@ def check_source_table(
     )
 
 
-def slot_evaluation(raw: dg.AssetKey, health: SlotHealth) -> dg.AssetCheckEvaluation:
+def slot_evaluation(
+    raw: dg.AssetKey, health: SlotHealth, error: PgcdcError | None = None
+) -> dg.AssetCheckEvaluation:
     """Check the slot outside a run, for the lag sensor."""
-    return evaluation_of(evaluate_slot(raw, health))
+    return evaluation_of(evaluate_slot(raw, health, error))
 
 
 def evaluation_of(

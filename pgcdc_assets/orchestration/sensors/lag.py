@@ -219,8 +219,7 @@ class _Tick:
             health.problem is SlotProblem.SERVER_BEHIND and self.is_capturing
         )
         if error is not None and not is_behind_for_now:
-            if health.is_gone:
-                self.observation.record_unusable_slot(health, error)
+            self.observation.record_unusable_slot(health, error)
             raise error
         if health.is_at_risk:
             self.context.log.warning(f"{health.risk} {health.risk_remedy}")

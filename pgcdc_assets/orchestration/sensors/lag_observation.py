@@ -16,7 +16,6 @@ from pgcdc_assets.errors import PgcdcError, TableMoved, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.orchestration.checks.raw import (
     check_source_table,
-    evaluate_slot,
     evaluation_of,
     slot_evaluation,
 )
@@ -58,8 +57,7 @@ class LagObservation:
 
     def record_unusable_slot(self, health: SlotHealth, error: PgcdcError) -> None:
         """Record an unusable slot at once, because a failed evaluation loses its events."""
-        found = evaluate_slot(self.raw, health)._replace(description=str(error))
-        for evaluation in self._changed([evaluation_of(found)]):
+        for evaluation in self._changed([slot_evaluation(self.raw, health, error)]):
             self.instance.report_runless_asset_event(evaluation)
 
     def observe(

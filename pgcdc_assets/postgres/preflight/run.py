@@ -78,7 +78,7 @@ def run_preflight(
                 relation_ids or {},
                 may_be_empty=may_be_empty,
             )
-        findings += check_slot(conn, server, slot, is_slot_ours)
+        findings += check_slot(conn, server, slot, is_slot_ours, settings.name)
         findings += check_prepared_transactions(
             conn, slot, server.version, two_phase=two_phase, is_known=is_slot_known
         )

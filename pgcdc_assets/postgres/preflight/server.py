@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import psycopg2
 from psycopg2.extras import LogicalReplicationConnection
 
-from pgcdc_assets.errors import ConfigurationError, PgcdcError
+from pgcdc_assets.errors import UNKNOWN_CAPTURE, ConfigurationError, PgcdcError
 from pgcdc_assets.postgres.blocking_transactions import oldest_blocking_transaction
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.errors import connection_failure
@@ -238,7 +238,7 @@ def check_replication(settings: ConnectionSettings, server: Server) -> Iterator[
 
 
 def check_slot(
-    conn: Connection, server: Server, slot: str, is_ours: bool = True
+    conn: Connection, server: Server, slot: str, is_ours: bool = True, capture: str = ""
 ) -> Iterator[Finding]:
     """Yield findings about the slot, or about its creation if the slot does not exist.
 
@@ -247,6 +247,7 @@ def check_slot(
         server: the server's settings.
         slot: the slot's name.
         is_ours: the lake was filled from the slot, or `--adopt-slot` was given.
+        capture: the capture's name, for the remedy; empty: unknown.
     """
     status = read_slot_status(conn, slot)
     is_streaming = status is not None and status.is_active
@@ -271,7 +272,7 @@ def check_slot(
             "of its own (`slot`). If nothing else uses the slot: pgcdc sync --name NAME "
             "--adopt-slot.",
         )
-    yield from _check_health(status)
+    yield from _check_health(status, capture)
 
 
 def _check_room(server: Server, *, needs_slot: bool, is_streaming: bool) -> Iterator[Finding]:
@@ -332,9 +333,9 @@ def _check_creation(conn: Connection, slot: str) -> Iterator[Finding]:
         )
 
 
-def _check_health(status: SlotStatus) -> Iterator[Finding]:
+def _check_health(status: SlotStatus, capture: str) -> Iterator[Finding]:
     health = slot_health(status)
-    error = health.error(status.slot, raw_zone="")
+    error = health.error(status.slot, "", capture or UNKNOWN_CAPTURE)
     if error is not None:
         yield Finding("slot", "error", str(error))
         return

@@ -172,6 +172,16 @@ def test_a_slot_that_another_program_advanced_fails_the_tick(orchestrated: Orche
     error = root_cause(caught.value)
     assert isinstance(error, SlotAdvanced)
     assert error.gap_bytes > 0
+    check_recorded(orchestrated, "another program confirmed")
+
+
+def check_recorded(orchestrated: Orchestrated, words: str) -> None:
+    """Check that the failed tick, and the check on demand, record an error with the words."""
+    recorded = slot_health(orchestrated)
+    (asked,) = orchestrated.evaluate(dg.AssetCheckKey(orchestrated.raw, SLOT_HEALTH))
+    for evaluation in (recorded, asked):
+        assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.ERROR)
+        assert words in (evaluation.description or "")
 
 
 @pytest.mark.sampled
@@ -209,6 +219,7 @@ def test_a_server_whose_wal_ends_below_the_captured_range_fails_the_tick(
     assert isinstance(error, RawZoneError)
     assert "the server's WAL ends at" in str(error)
     assert "pgcdc renew" in str(error)
+    check_recorded(orchestrated, "the server's WAL ends at")
 
 
 @pytest.mark.sampled
@@ -282,6 +293,7 @@ def test_the_tick_the_check_and_the_preflight_warn_about_an_unreserved_slot(
     evaluation = slot_health(orchestrated)
     assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert evaluation.metadata["wal_status"].value == "unreserved"
+    assert "raise max_slot_wal_keep_size" in (evaluation.description or "")
     assert "warning: " in problems_in(found)["slot", None]
     assert "is unreserved" in problems_in(found)["slot", None]
 
@@ -314,6 +326,7 @@ def test_the_slot_s_health_is_checked_by_the_tick_and_on_demand(orchestrated: Or
     (gone,) = orchestrated.evaluate(key)
     assert (gone.passed, gone.severity) == (False, dg.AssetCheckSeverity.ERROR)
     assert gone.metadata["wal_status"].value == "missing"
+    assert "pgcdc renew" in (gone.description or "")
 
 
 def slot_health(orchestrated: Orchestrated) -> dg.AssetCheckEvaluation:
