@@ -132,20 +132,27 @@ def test_a_lake_that_was_moved_is_merged_and_rebuilt(
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("by_spark", [True, False])
-@pytest.mark.parametrize("name", ["_delta_log", "_spark_metadata"])
-@pytest.mark.parametrize("part", ["table", "schema"])
+@pytest.mark.parametrize(
+    ("schema", "table"),
+    [
+        ("shop", "_delta_log"),
+        ("_delta_log", "items"),
+        ("shop", "_spark_metadata"),
+        ("_spark_metadata", "items"),
+    ],
+)
 def test_a_table_may_have_the_name_of_a_folder_of_delta_or_spark(
     spark: SparkSession,
     zone: RawZone,
     monkeypatch: pytest.MonkeyPatch,
-    part: str,
-    name: str,
+    schema: str,
+    table: str,
     by_spark: bool,
 ) -> None:
     """The table is merged, and so is a table beside it that is created later."""
     if by_spark:
         merge_by_spark(monkeypatch)
-    own = replace(relation(*_COLUMNS), **{part: name})
+    own = replace(relation(*_COLUMNS, table=table), schema=schema)
     beside = relation(*_COLUMNS, table="beside", relation_id=2000)
     landing = Landing(zone, [own, beside])
     landing.begin([["1", "a"], ["2", "b"]])
