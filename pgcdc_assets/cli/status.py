@@ -20,8 +20,7 @@ from pgcdc_assets.orchestration.checks.source_tables import read_table_places
 from pgcdc_assets.orchestration.project.code_location import LoadedCapture, load_location
 from pgcdc_assets.orchestration.project.home import open_instance
 from pgcdc_assets.orchestration.runs.merge_failures import find_merge_failures
-from pgcdc_assets.orchestration.state import CaptureState, TableState, read_state
-from pgcdc_assets.postgres.moved_tables import SourcePlace
+from pgcdc_assets.orchestration.state import CaptureState, TableState, left_tables, read_state
 from pgcdc_assets.postgres.prepared_transactions import (
     OpenPreparedTransaction,
     read_prepared_transactions,
@@ -100,14 +99,18 @@ def _print(instance: dg.DagsterInstance, loaded: LoadedCapture) -> None:
         for table in zone.table_list.read().tables:
             if table.reason:
                 print(f"  {table.state.upper()} {table.name}: {table.reason}")
-    for place in _renamed(loaded, zone):
-        print(f"  RENAMED {place.declared} is named {place.name} at the source")
+    _print_places(loaded, zone)
 
 
-def _renamed(loaded: LoadedCapture, zone: RawZone) -> list[SourcePlace]:
-    """Return the declared tables that have another name at the source."""
+def _print_places(loaded: LoadedCapture, zone: RawZone) -> None:
+    """Print the declared tables with another name at the source, and those not captured."""
     places = read_table_places(loaded.postgres.settings(), zone, loaded.capture, "status")
-    return [place for place in places.values() if place.is_renamed]
+    left = left_tables(zone, loaded.capture)
+    for table, place in places.items():
+        if place.is_renamed:
+            print(f"  RENAMED {place.declared} is named {place.name} at the source")
+        elif place.error is not None and table.name not in left:
+            print(f"  MOVED {place.error}")
 
 
 def _seconds_since_landing(instance: dg.DagsterInstance, loaded: LoadedCapture) -> float | None:

@@ -100,7 +100,8 @@ class TableMoved(SnapshotError):
     about = "relation"
     message = (
         "Table {relation} {reason}, so its SCD tables do not follow the declared name. Restore the "
-        "name and its entry in the publication, or declare the other table. {remedy}"
+        "name and its entry in the publication, declare the other table, or remove the table from "
+        "the capture's settings if it is gone for good. {remedy}"
     )
 
     relation: str

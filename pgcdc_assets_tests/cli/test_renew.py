@@ -1,4 +1,4 @@
-"""`pgcdc renew`: another slot in the settings, and `pgcdc status` and `pgcdc check` around it."""
+"""`pgcdc renew`: another slot in the settings, and what status and check print of such sources."""
 
 from __future__ import annotations
 
@@ -104,4 +104,25 @@ def test_the_check_of_a_lost_slot_names_the_capture(
         database.execute("select pg_reload_conf()")
     assert f"{slot} is lost" in (printed := capsys.readouterr().out)
     assert "pgcdc renew --name t" in printed
+    database.drop_slots()
+
+
+def test_the_status_names_a_dropped_table(
+    database: Database,
+    lake: Lake,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The line of the table is `ok`, because its captured changes are merged."""
+    database.execute("create table a (id int primary key)")
+    database.execute("create publication pub for table a")
+    slot = f"kept_{database.name}"
+    snapshot_tables(database.settings(), RawZone(lake, "t"), slot, "pub")
+    load(database, lake, slot, monkeypatch)
+    assert main(["status"]) == 0
+    assert "MOVED" not in capsys.readouterr().out
+    database.execute("drop table a")
+    assert main(["status"]) == 0
+    assert "MOVED Table public.a was dropped" in (printed := capsys.readouterr().out)
+    assert "remove the table from the capture's settings" in printed
     database.drop_slots()
