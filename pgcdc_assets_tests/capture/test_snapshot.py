@@ -137,20 +137,12 @@ def test_a_lost_slot_is_reported(database: Database, zone: RawZone, slot: str) -
     capturing.capture()
     landed = capturing.rows()
     database.execute("insert into t values (4); delete from t where id = 1")
-    database.execute("alter system set max_slot_wal_keep_size = '1MB'")
-    try:
-        database.execute("select pg_reload_conf()")
-        for _ in range(3):
-            database.execute("select pg_logical_emit_message(true, 'x', 'y')")
-            database.execute("select pg_switch_wal()")
+    with database.unreserved_slots():
         database.execute("checkpoint")
         with pytest.raises(SlotLost, match="is lost") as caught:
             snapshot_tables(database.settings(), zone, slot, "pub", [TableName("public", "t")])
         with pytest.raises(SlotLost, match="pgcdc renew"):
             capturing.capture()
-    finally:
-        database.execute("alter system reset max_slot_wal_keep_size")
-        database.execute("select pg_reload_conf()")
     # Servers before version 17 report no reason of an invalidation.
     reason = "wal_removed" if database.server.version >= 17 else None
     assert caught.value.invalidation_reason == reason

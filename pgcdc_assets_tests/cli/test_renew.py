@@ -18,6 +18,13 @@ from pgcdc_assets_tests.support.database import Database
 pytestmark = pytest.mark.postgres
 
 
+def start(database: Database, lake: Lake, slot: str) -> None:
+    """Publish table `a`, and take its snapshot."""
+    database.execute("create table a (id int primary key)")
+    database.execute("create publication pub for table a")
+    snapshot_tables(database.settings(), RawZone(lake, "t"), slot, "pub")
+
+
 def load(database: Database, lake: Lake, slot: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the commands find a capture of table `a`."""
     definitions = build_cdc_definitions(
@@ -39,9 +46,7 @@ def test_the_slot_that_the_settings_named_before_is_left_and_printed(
 ) -> None:
     """The server would keep its WAL until the disk is full."""
     before, after = (f"{name}_{database.name}" for name in ("before", "after"))
-    database.execute("create table a (id int primary key)")
-    database.execute("create publication pub for table a")
-    snapshot_tables(database.settings(), RawZone(lake, "t"), before, "pub")
+    start(database, lake, before)
     load(database, lake, after, monkeypatch)
 
     assert main(["renew", "--name", "t"]) == 0
@@ -60,10 +65,8 @@ def test_a_table_without_a_snapshot_of_the_new_epoch_is_not_ok(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The table lacks the changes between the epochs until its snapshot is merged."""
-    database.execute("create table a (id int primary key)")
-    database.execute("create publication pub for table a")
     slot = f"lost_{database.name}"
-    snapshot_tables(database.settings(), RawZone(lake, "t"), slot, "pub")
+    start(database, lake, slot)
     load(database, lake, slot, monkeypatch)
     assert main(["status"]) == 0
     assert "waits for its merge" in capsys.readouterr().out
@@ -86,22 +89,12 @@ def test_the_check_of_a_lost_slot_names_the_capture(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    database.execute("create table a (id int primary key)")
-    database.execute("create publication pub for table a")
     slot = f"lost_{database.name}"
-    snapshot_tables(database.settings(), RawZone(lake, "t"), slot, "pub")
+    start(database, lake, slot)
     load(database, lake, slot, monkeypatch)
-    database.execute("alter system set max_slot_wal_keep_size = '1MB'")
-    try:
-        database.execute("select pg_reload_conf()")
-        for _ in range(3):
-            database.execute("select pg_logical_emit_message(true, 'x', 'y')")
-            database.execute("select pg_switch_wal()")
+    with database.unreserved_slots():
         database.execute("checkpoint")
         assert main(["check"]) == 2
-    finally:
-        database.execute("alter system reset max_slot_wal_keep_size")
-        database.execute("select pg_reload_conf()")
     assert f"{slot} is lost" in (printed := capsys.readouterr().out)
     assert "pgcdc renew --name t" in printed
     database.drop_slots()
@@ -114,10 +107,8 @@ def test_the_status_names_a_dropped_table(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The line of the table is `ok`, because its captured changes are merged."""
-    database.execute("create table a (id int primary key)")
-    database.execute("create publication pub for table a")
     slot = f"kept_{database.name}"
-    snapshot_tables(database.settings(), RawZone(lake, "t"), slot, "pub")
+    start(database, lake, slot)
     load(database, lake, slot, monkeypatch)
     assert main(["status"]) == 0
     assert "MOVED" not in capsys.readouterr().out

@@ -19,7 +19,7 @@ from pgcdc_assets.raw.changes import ChangeLog
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.state import table_path
-from pgcdc_assets_tests.support.merge.history import Landing, column, delete, insert, relation
+from pgcdc_assets_tests.support.merge.history import Landing, delete, insert
 from pgcdc_assets_tests.support.merge.one_table import merge
 from pgcdc_assets_tests.support.merge.small_tables import merge_by_spark
 
@@ -32,11 +32,7 @@ _OTHER = CdcTable("shop", "other")
 
 @pytest.fixture
 def landing(zone: RawZone) -> Landing:
-    columns = column("id"), column("v", "text")
-    landing = Landing(zone, [relation(*columns), relation(*columns, table="other", relation_id=7)])
-    landing.begin([["1", "a"]])
-    landing.land([])
-    return landing
+    return Landing.of_two_tables(zone)
 
 
 def _delete(condition: str) -> Callable[[DeltaTable], None]:

@@ -12,7 +12,7 @@ from pgcdc_assets.errors import RawZoneError, SnapshotNeeded
 from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets_tests.support.merge.history import Landing, column, insert, relation
+from pgcdc_assets_tests.support.merge.history import Landing, insert
 from pgcdc_assets_tests.support.merge.one_table import merge
 
 pytestmark = pytest.mark.spark
@@ -23,11 +23,7 @@ _OTHER = CdcTable("shop", "other")
 
 @pytest.fixture
 def landing(zone: RawZone) -> Landing:
-    columns = column("id"), column("v", "text")
-    landing = Landing(zone, [relation(*columns), relation(*columns, table="other", relation_id=7)])
-    landing.begin([["1", "a"]])
-    landing.land([])
-    return landing
+    return Landing.of_two_tables(zone)
 
 
 def _newest_file(uri: str) -> Path:

@@ -103,6 +103,24 @@ class Database:
         ):
             self.end_prepared(gid, "rollback")
 
+    @contextmanager
+    def unreserved_slots(self) -> Iterator[None]:
+        """Let the server's slots retain more WAL than it allows; a checkpoint makes them lost."""
+        self.execute("alter system set max_slot_wal_keep_size = '1MB'")
+        try:
+            self.execute("select pg_reload_conf()")
+            for _ in range(3):
+                # Test servers commit asynchronously. This commit flushes the WAL before the switch.
+                self.transaction(
+                    "set local synchronous_commit = on",
+                    "select pg_logical_emit_message(true, 'x', 'y')",
+                )
+                self.execute("select pg_switch_wal()")
+            yield
+        finally:
+            self.execute("alter system reset max_slot_wal_keep_size")
+            self.execute("select pg_reload_conf()")
+
     def drop_slots(self) -> None:
         """Drop the database's replication slots, and terminate their walsenders."""
         for slot, _ in self._slots():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import dagster as dg
@@ -265,28 +263,12 @@ def merged_through(orchestrated: Orchestrated, table: str, lsn: Lsn) -> None:
     advance_watermark(zone, path, None, Position(1, lsn))
 
 
-@contextmanager
-def unreserved_slot(orchestrated: Orchestrated) -> Iterator[None]:
-    """Make the slot retain more WAL than the server allows inside the block."""
-    database = orchestrated.database
-    database.execute("alter system set max_slot_wal_keep_size = '1MB'")
-    try:
-        database.execute("select pg_reload_conf()")
-        for _ in range(3):
-            orchestrated.commit("select pg_logical_emit_message(true, 'x', 'y')")
-            database.execute("select pg_switch_wal()")
-        yield
-    finally:
-        database.execute("alter system reset max_slot_wal_keep_size")
-        database.execute("select pg_reload_conf()")
-
-
 def test_the_tick_the_check_and_the_preflight_warn_about_an_unreserved_slot(
     orchestrated: Orchestrated, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """B12."""
     orchestrated.copy()
-    with unreserved_slot(orchestrated):
+    with orchestrated.database.unreserved_slots():
         orchestrated.tick("lag")
         found = findings_of(orchestrated.database.settings(), slot=orchestrated.capture.slot)
     assert f"{orchestrated.capture.slot} is unreserved" in capfd.readouterr().err
@@ -301,7 +283,7 @@ def test_the_tick_the_check_and_the_preflight_warn_about_an_unreserved_slot(
 def test_a_lost_slot_fails_the_tick(orchestrated: Orchestrated) -> None:
     """B11."""
     orchestrated.copy()
-    with unreserved_slot(orchestrated):
+    with orchestrated.database.unreserved_slots():
         orchestrated.database.execute("checkpoint")
         with pytest.raises(Exception) as caught:
             orchestrated.tick("lag")

@@ -104,6 +104,16 @@ class Landing:
     clock: dt.datetime = CLOCK
     windows: list[LsnWindow] = field(default_factory=list)
 
+    @classmethod
+    def of_two_tables(cls, zone: RawZone) -> Landing:
+        """Land snapshots of `items`, which has one row, and of `other`, and an empty window."""
+        columns = column("id"), column("v", "text")
+        both = [relation(*columns), relation(*columns, table="other", relation_id=7)]
+        landing = cls(zone, both)
+        landing.begin([["1", "a"]])
+        landing.land([])
+        return landing
+
     @property
     def relation(self) -> Relation:
         """The first relation version."""
