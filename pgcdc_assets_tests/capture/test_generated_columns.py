@@ -118,6 +118,8 @@ def test_a_table_with_an_unsent_column_in_its_key_is_refused(
     capturing: Capturing, key: str, options: str
 ) -> None:
     """D10, F12: rows that differ in this column only would count as one."""
+    if "(tenant" in options and capturing.database.server.version < 15:
+        pytest.skip("column lists are of Postgres 15")
     execute = capturing.database.execute
     execute(f"create table t (tenant int, email text not null, {key})")
     execute("create table u (id int primary key)")
