@@ -13,6 +13,7 @@ from pgcdc_assets.errors import ConfigurationError, TransientError
 DEFAULT_PORT = 15002
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 _LOCAL_SECONDS = 5
+_ANSWER_SECONDS = 30
 _MAX_PORT = 65535
 _ADDRESS = re.compile(
     r"sc://(?:[^\s/:;@?#\[\]]+|\[[0-9a-fA-F:.]+\])(?::(?P<port>\d{1,6}))?(?:/(?:;.*)?)?"
@@ -72,3 +73,29 @@ def check_listens(remote: str) -> None:
             reason=f"No Spark server listens at {shown(remote)} ({error.strerror}). Check that the "
             "server runs, and run it again"
         ) from error
+
+
+def check_answers(remote: str) -> None:
+    """Check that a server answers, with or without TLS as its address says.
+
+    PySpark repeats its first request for many minutes if the host does not exist, or drops the
+    packets, or if one side uses TLS only.
+
+    Raises:
+        TransientError: the server does not answer.
+    """
+    # Commands that need no session do not load these modules.
+    import grpc
+    from pyspark.sql.connect.client import DefaultChannelBuilder
+
+    channel = DefaultChannelBuilder(remote).toChannel()
+    try:
+        grpc.channel_ready_future(channel).result(timeout=_ANSWER_SECONDS)
+    except grpc.FutureTimeoutError:
+        raise TransientError(
+            reason=f"The Spark server at {shown(remote)} does not answer within {_ANSWER_SECONDS} "
+            "s. Check its host and port, that it runs, and that it uses TLS only if the address "
+            "has use_ssl=true, or a token and another host than localhost. Then run it again"
+        ) from None
+    finally:
+        channel.close()

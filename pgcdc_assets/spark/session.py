@@ -27,7 +27,13 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession as SparkSession
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
-from pgcdc_assets.spark.addresses import DEFAULT_PORT, LOCAL_HOSTS, check_listens, shown
+from pgcdc_assets.spark.addresses import (
+    DEFAULT_PORT,
+    LOCAL_HOSTS,
+    check_answers,
+    check_listens,
+    shown,
+)
 from pgcdc_assets.spark.embedded_jvm import with_jvm
 from pgcdc_assets.spark.errors import condition_of, text_of
 from pgcdc_assets.spark.interrupts import end_jobs_at_interrupts, keeping_interrupt_handler
@@ -152,7 +158,8 @@ def connecting(remote: str | None) -> Iterator[None]:
             f"the Spark server at {shown(remote)}. Use one process for each"
         )
     known = _connected()
-    if known is not None and not (remote and _serves(known, remote)):
+    is_reused = known is not None and remote is not None and _serves(known, remote)
+    if known is not None and not is_reused:
         _drop(known)
     if remote is None:
         os.environ.pop(_IN_CONNECT_MODE, None)
@@ -162,6 +169,8 @@ def connecting(remote: str | None) -> Iterator[None]:
     if starts_here:
         check_java()
     try:
+        if remote is not None and not is_reused:
+            check_answers(remote)
         with looking_up_alone() if starts_here else nullcontext(), keeping_interrupt_handler():
             yield
     except PySparkException as error:

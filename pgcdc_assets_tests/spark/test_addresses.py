@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
-from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.orchestration.resources import SparkResource
 from pgcdc_assets.raw.lake import Lake
-from pgcdc_assets.spark.addresses import check_address
+from pgcdc_assets.spark import addresses
+from pgcdc_assets.spark.addresses import check_address, check_answers
+from pgcdc_assets.spark.server_process import RunningServer
 
 
 @pytest.mark.parametrize(
@@ -47,3 +51,22 @@ def test_another_text_is_refused_by_the_name_of_the_setting(
         with pytest.raises(ConfigurationError, match=f"^{setting} is not the address") as refused:
             resource.session(Lake("/tmp/no_such_lake"))
         assert "sesame" not in str(refused.value)
+
+
+@pytest.mark.spark
+def test_a_server_that_does_not_answer_is_named_in_time(
+    spark_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PySpark would repeat its first request for many minutes."""
+    check_answers(spark_server.remote)
+    monkeypatch.setattr(addresses, "_ANSWER_SECONDS", 1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for remote in (
+            f"sc://127.0.0.1:{silent.getsockname()[1]}",
+            "sc://nosuch.invalid:15002/;token=sesame",
+            # A server without TLS.
+            f"sc://127.0.0.1:{spark_server.port}/;token=sesame",
+        ):
+            with pytest.raises(TransientError, match="does not answer within 1 s") as refused:
+                check_answers(remote)
+            assert "sesame" not in str(refused.value)
