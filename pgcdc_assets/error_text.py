@@ -1,8 +1,9 @@
-"""Parts of the texts of other libraries' errors, for sentences of the package's errors."""
+"""Parts of sentences: the texts of other libraries' errors, and the first of many names."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _OF_SYSTEM = re.compile(r"[^:\n↳]*\(os error \d+\)")
@@ -23,3 +24,9 @@ def first_line(error: Exception) -> str:
 def first_sentence(error: Exception) -> str:
     """Return the first line of an error's text with one full stop at its end."""
     return f"{first_line(error).rstrip('.')}."
+
+
+def first_names(names: Sequence[str], most: int) -> str:
+    """Return the first names of a list, and the number of the others."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

@@ -23,6 +23,14 @@ select l.transactionid::text, l.pid, p.gid, p.database::text
  limit 1
 """
 
+# Whether lock `l` of `pg_locks` is a lock on a table that writers of rows take, in this database.
+IS_WRITER_LOCK = """
+l.locktype = 'relation' and l.granted
+   and l.database = (select oid from pg_database where datname = current_database())
+   and l.mode in ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock',
+                  'AccessExclusiveLock')
+""".strip()
+
 
 @dataclass(frozen=True, slots=True)
 class BlockingTransaction:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from pgcdc_assets.postgres.blocking_transactions import BlockingTransaction
+from pgcdc_assets.postgres.blocking_transactions import IS_WRITER_LOCK, BlockingTransaction
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _QUIET_SECONDS = 1.0
 # A writer holds its locks until it is visible. A transaction without an id has not written yet. A
 # subtransaction has an id of its own, and the locks are those of the whole transaction: the oldest
 # id is the transaction's. A prepared transaction has no process.
-_WRITERS = """
+_WRITERS = f"""
 with recursive tree (root, oid) as (
     select r, r from unnest(%(tables)s::bigint[]::oid[]) r
     union
@@ -41,10 +41,7 @@ select distinct on (t.root, x.pid, x.virtualtransaction)
   join pg_locks x on x.virtualtransaction = l.virtualtransaction
                  and x.pid is not distinct from l.pid
   left join pg_prepared_xacts p on p.transaction = x.transactionid
- where l.locktype = 'relation' and l.granted
-   and l.database = (select oid from pg_database where datname = current_database())
-   and l.mode in ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock',
-                  'AccessExclusiveLock')
+ where {IS_WRITER_LOCK}
    and x.locktype = 'transactionid' and x.mode = 'ExclusiveLock' and x.granted
    and (x.pid is not null or p.gid is not null)
  order by t.root, x.pid, x.virtualtransaction, age(x.transactionid) desc

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import psycopg2
 
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.postgres.blocking_transactions import IS_WRITER_LOCK
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.slot_creation import ExportedSnapshot
 from pgcdc_assets.postgres.wal import advance_wal, read_current_lsn
@@ -62,10 +63,7 @@ begin
   select array_agg(oid) into wanted from tree;
   select count(*) into writers
     from pg_locks l left join pg_stat_activity a on a.pid = l.pid
-   where l.locktype = 'relation' and l.granted and l.relation = any(wanted)
-     and l.database = (select oid from pg_database where datname = current_database())
-     and l.mode in ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock',
-                    'AccessExclusiveLock')
+   where {is_writer_lock} and l.relation = any(wanted)
      and not coalesce(a.backend_type = 'client backend'
                       and (a.state in ('idle in transaction', 'idle in transaction (aborted)')
                            or a.wait_event = 'ClientRead' or a.wait_event_type = 'Lock'), false);
@@ -140,7 +138,11 @@ def _attempt_repeatedly(
 
 def _attempt(conn: Connection, table_ids: Collection[int]) -> ExportedSnapshot | None:
     with conn.cursor() as cursor:
-        cursor.execute(_ATTEMPT.format(oids=",".join(map(str, sorted(table_ids)))))
+        cursor.execute(
+            _ATTEMPT.format(
+                oids=",".join(map(str, sorted(table_ids))), is_writer_lock=IS_WRITER_LOCK
+            )
+        )
         row = cursor.fetchone()
         assert row is not None
         found = json.loads(row[0])

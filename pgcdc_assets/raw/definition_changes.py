@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
+from pgcdc_assets.error_text import first_names
 from pgcdc_assets.protocol.relation import Column
 from pgcdc_assets.protocol.table_definition import Membership, TableDefinition, is_version
 from pgcdc_assets.raw.schema_changes import SchemaChangeFound, compare_relations
@@ -287,6 +288,4 @@ def _compare_partitions(
 
 
 def _some(names: Iterable[str]) -> str:
-    ordered = sorted(names)
-    rest = f" and {len(ordered) - _NAMED} more" if len(ordered) > _NAMED else ""
-    return ", ".join(ordered[:_NAMED]) + rest
+    return first_names(sorted(names), _NAMED)

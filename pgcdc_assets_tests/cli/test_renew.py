@@ -38,6 +38,15 @@ def load(database: Database, lake: Lake, slot: str, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(module, "load_location", lambda module: location)
 
 
+@pytest.fixture
+def slot(database: Database, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Take the snapshot of table `a`, and let the commands find the capture."""
+    slot = f"s_{database.name}"
+    start(database, lake, slot)
+    load(database, lake, slot, monkeypatch)
+    return slot
+
+
 def test_the_slot_that_the_settings_named_before_is_left_and_printed(
     database: Database,
     lake: Lake,
@@ -58,16 +67,11 @@ def test_the_slot_that_the_settings_named_before_is_left_and_printed(
     database.execute(drop)
 
 
+@pytest.mark.usefixtures("slot")
 def test_a_table_without_a_snapshot_of_the_new_epoch_is_not_ok(
-    database: Database,
-    lake: Lake,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    database: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The table lacks the changes between the epochs until its snapshot is merged."""
-    slot = f"lost_{database.name}"
-    start(database, lake, slot)
-    load(database, lake, slot, monkeypatch)
     assert main(["status"]) == 0
     assert "waits for its merge" in capsys.readouterr().out
     database.drop_slots()
@@ -80,40 +84,26 @@ def test_a_table_without_a_snapshot_of_the_new_epoch_is_not_ok(
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "public.a" in line]
     assert "never" in line
     assert line.endswith("waits for its snapshot")
-    database.drop_slots()
 
 
 def test_the_check_of_a_lost_slot_names_the_capture(
-    database: Database,
-    lake: Lake,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    slot: str, database: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    slot = f"lost_{database.name}"
-    start(database, lake, slot)
-    load(database, lake, slot, monkeypatch)
     with database.unreserved_slots():
         database.execute("checkpoint")
         assert main(["check"]) == 2
     assert f"{slot} is lost" in (printed := capsys.readouterr().out)
     assert "pgcdc renew --name t" in printed
-    database.drop_slots()
 
 
+@pytest.mark.usefixtures("slot")
 def test_the_status_names_a_dropped_table(
-    database: Database,
-    lake: Lake,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    database: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The line of the table is `ok`, because its captured changes are merged."""
-    slot = f"kept_{database.name}"
-    start(database, lake, slot)
-    load(database, lake, slot, monkeypatch)
     assert main(["status"]) == 0
     assert "MOVED" not in capsys.readouterr().out
     database.execute("drop table a")
     assert main(["status"]) == 0
     assert "MOVED Table public.a was dropped" in (printed := capsys.readouterr().out)
     assert "remove the table from the capture's settings" in printed
-    database.drop_slots()

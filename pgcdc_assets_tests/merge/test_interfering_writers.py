@@ -20,18 +20,15 @@ from pgcdc_assets_tests.support.merge.races import (
     Race,
     during_the_write,
     right_before_the_write,
+    write_as_asked,
 )
-from pgcdc_assets_tests.support.merge.small_tables import merge_by_spark
 
 pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(autouse=True)
 def as_asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let Spark write, and let the race choose the operation that writes a history."""
-    merge_by_spark(monkeypatch)
-    most = 1_000_000 if request.node.callspec.params["race"].operation == "WRITE" else 0
-    monkeypatch.setattr("pgcdc_assets.merge.kinds.history.REPLACED_PER_CHANGE", most)
+    write_as_asked(request.node.callspec.params["race"], monkeypatch)
 
 
 def _purge(spark: SparkSession, landing: Landing, race: Race, path: str) -> None:

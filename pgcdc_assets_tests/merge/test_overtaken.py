@@ -42,19 +42,15 @@ from pgcdc_assets_tests.support.merge.races import (
     during_the_write,
     each_kind,
     right_before_the_write,
+    write_as_asked,
 )
-from pgcdc_assets_tests.support.merge.small_tables import merge_by_spark
 
 pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(autouse=True)
 def as_asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let Spark write, and let the race choose the operation that writes a history."""
-    merge_by_spark(monkeypatch)
-    race = request.node.callspec.params.get("race", BAG)
-    most = 1_000_000 if race.operation == "WRITE" else 0
-    monkeypatch.setattr("pgcdc_assets.merge.kinds.history.REPLACED_PER_CHANGE", most)
+    write_as_asked(request.node.callspec.params.get("race", BAG), monkeypatch)
 
 
 def _fails(spark: SparkSession, landing: Landing, target: CdcTable) -> None:

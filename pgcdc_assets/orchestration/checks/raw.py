@@ -217,14 +217,15 @@ def build_source_checks(
             lake: LakeResource = getattr(context.resources, names.lake)
             selected = context.selected_asset_check_keys
             wanted = {key.name for key in selected}
-            left = left_tables(lake.zone(capture.name), capture)
+            zone = lake.zone(capture.name)
+            left = left_tables(zone, capture)
             with postgres.query_connection("check") as conn:
                 if SLOT_HEALTH in wanted:
-                    health = _read_slot_health(conn, capture, lake.zone(capture.name))
-                    uri = lake.zone(capture.name).uri
-                    yield evaluate_slot(raw, health, health.error(capture.slot, uri, capture.name))
+                    health = _read_slot_health(conn, capture, zone)
+                    error = health.error(capture.slot, zone.uri, capture.name)
+                    yield evaluate_slot(raw, health, error)
                 if REPLICA_IDENTITY in wanted:
-                    known = read_relation_ids(lake.zone(capture.name), capture)
+                    known = read_relation_ids(zone, capture)
                     published = published_tables(conn, capture.publication)
                     found = {
                         table.qualified_name: find_declared_table(
@@ -242,16 +243,13 @@ def build_source_checks(
                     ]
                     yield check_identities(snapshot, bad, len(found))
             if SOURCE_TABLE in wanted:
-                places = read_table_places(
-                    postgres.settings(), lake.zone(capture.name), capture, "check"
-                )
+                places = read_table_places(postgres.settings(), zone, capture, "check")
                 for key in sorted(
                     check.asset_key for check in selected if check.name == SOURCE_TABLE
                 ):
                     table = tables[key]
                     yield check_source_table(key, places.get(table), left.get(table.name))
             if SCHEMA_CHANGES in wanted:
-                zone = lake.zone(capture.name)
                 events, gates = zone.schema_events.read(), read_gates(zone, capture)
                 for key in sorted(c.asset_key for c in selected if c.name == SCHEMA_CHANGES):
                     name = tables[key].name

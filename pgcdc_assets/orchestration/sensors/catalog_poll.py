@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from pgcdc_assets.capture.schema_watch import poll_catalog
+from pgcdc_assets.error_text import first_names
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.orchestration.project.reload import LocationReload
 from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress
@@ -109,6 +110,4 @@ class CatalogPoll:
 
 
 def _some(names: set[TableName]) -> str:
-    ordered = [str(name) for name in sorted(names)]
-    rest = f" and {len(ordered) - _NAMED} more" if len(ordered) > _NAMED else ""
-    return ", ".join(ordered[:_NAMED]) + rest
+    return first_names([str(name) for name in sorted(names)], _NAMED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from pgcdc_assets.error_text import first_names
 from pgcdc_assets.postgres.preflight.finding import Finding
 from pgcdc_assets.postgres.publication import Publication, published_sql
 from pgcdc_assets.table_name import quoted
@@ -72,8 +73,8 @@ def check_unsent_heirs(
             "unsent_child",
             "warning",
             f"Table {relation.qualified_name} has tables that inherit from it and are not "
-            f"published ({_shown(names)}): a query of the table at the source also returns their "
-            "rows, which the lake does not have.",
+            f"published ({first_names(names, _MOST_NAMED)}): a query of the table at the source "
+            "also returns their rows, which the lake does not have.",
             f"alter publication {quoted(publication.name)} add table CHILD, and declare these "
             "tables. The chunks of a TimescaleDB hypertable are such tables.",
             relation.qualified_name,
@@ -90,15 +91,10 @@ def check_unsent_partitions(
         "unsent_partition",
         "warning",
         f"Table {relation.qualified_name} has partitions that are foreign or unlogged "
-        f"({_shown(names)}): a snapshot has their rows, but their changes are not in the WAL, so "
-        "the lake becomes stale.",
+        f"({first_names(names, _MOST_NAMED)}): a snapshot has their rows, but their changes are "
+        "not in the WAL, so the lake becomes stale.",
         "Make an unlogged partition logged: alter table PARTITION set logged. Detach a foreign "
         "one, or publish the partitions under their own names: alter publication "
         f"{quoted(publication.name)} set (publish_via_partition_root = false).",
         relation.qualified_name,
     )
-
-
-def _shown(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -26,6 +26,7 @@ from pgcdc_assets_tests.support.merge.history import (
     truncate,
     update,
 )
+from pgcdc_assets_tests.support.merge.small_tables import merge_by_spark
 
 COPIED = [["1", "a"], ["2", "b"], ["3", "c"]]
 
@@ -121,6 +122,14 @@ RACES = {
         operation="WRITE",
     ),
 }
+
+
+def write_as_asked(race: Race, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Spark write, and let the race choose the operation that writes a history."""
+    merge_by_spark(monkeypatch)
+    most = 1_000_000 if race.operation == "WRITE" else 0
+    monkeypatch.setattr("pgcdc_assets.merge.kinds.history.REPLACED_PER_CHANGE", most)
+
 
 # The other kinds are written by the same operations.
 _IN_SHORT_RUN = ("current_image", "whole_table", "history", "range_of_history", "bag")
