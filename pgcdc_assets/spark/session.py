@@ -54,6 +54,13 @@ _IN_CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
 # text may quote values of rows, and Dagster shows the standard error of a run.
 _LOGGERS_OF_TEXTS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 _RAW_LITERALS = "spark.sql.parser.escapedStringLiterals"
+# By default each session of a server has its own class loader, in the driver and in each executor,
+# and Spark compiles the same generated code once per class loader. Sessions without uploaded
+# classes do not need a class loader.
+_SHARED_CLASSES = {
+    "spark.sql.artifact.isolation.enabled": "false",
+    "spark.sql.artifact.isolation.alwaysApplyClassloader": "false",
+}
 
 
 def spark_session(
@@ -222,13 +229,12 @@ def own_session(spark: SparkSession) -> SparkSession:
         session = set_lake(spark.newSession(), _bucket_settings(spark))
     else:
         server_side: Any = spark
-        # The server creates a session at its first request, and clones existing sessions only.
-        spark.conf.get("spark.sql.session.timeZone")
+        # A request creates the session, of which the server makes a copy. The copy reads these
+        # settings at its first request, and never again.
+        for key, value in _SHARED_CLASSES.items():
+            spark.conf.set(key, value)
         session = server_side.cloneSession()
         _retry_briefly(_client(session))
-        # By default each session has its own class loader, and Spark compiles the same generated
-        # code once per class loader. Sessions without uploaded classes do not need a class loader.
-        session.conf.set("spark.sql.artifact.isolation.alwaysApplyClassloader", "false")
     for key, value in SESSION_CONF.items():
         session.conf.set(key, value)
     return _with_escapes(session)

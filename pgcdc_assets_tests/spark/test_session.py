@@ -18,7 +18,7 @@ from pgcdc_assets.merge import MergeReport, merge_tables
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.server_process import RunningServer
-from pgcdc_assets.spark.session import check_started_for, own_sessions, spark_session
+from pgcdc_assets.spark.session import activate, check_started_for, own_sessions, spark_session
 from pgcdc_assets.spark.tuning import (
     SMALL_BYTES,
     SMALL_CHANGES,
@@ -137,6 +137,31 @@ def test_a_large_table_is_filtered_by_the_keys_of_the_changes_before_a_shuffle(
             joined = rows.where("lsn >= 0").join(table, rows.k0 == table.id, "left")
             plans.append(joined._jdf.queryExecution().optimizedPlan().toString())
         assert ["might_contain" in plan for plan in plans] == [True, False]
+
+
+def test_the_sessions_of_a_server_share_generated_code(connect_session: SparkSession) -> None:
+    """Each run merges in sessions of its own, which would compile all code of a merge again."""
+    compiler = "org.apache.spark.sql.catalyst.expressions.codegen.CodeGenerator"
+
+    def compile_seconds(session: SparkSession) -> str:
+        ((taken,),) = session.sql(f"SELECT java_method('{compiler}', 'compileTime')").collect()
+        return str(taken)
+
+    def query(session: SparkSession) -> None:
+        rows = session.range(1000, numPartitions=3).selectExpr("id % 77 AS k", "id")
+        rows.groupBy("k").agg({"id": "sum"}).sort("k").localCheckpoint().collect()
+
+    taken = []
+    with own_sessions(connect_session, 1) as (watching,):
+        for _ in range(3):
+            with own_sessions(connect_session, 1) as (session,):
+                activate(session)
+                query(session)
+            activate(watching)
+            compile_seconds(watching)
+            taken.append(compile_seconds(watching))
+    assert taken[1] == taken[2]
+    assert int(taken[0]) > 0
 
 
 def test_a_released_session_is_removed_from_the_server(
