@@ -79,8 +79,7 @@ def merge_tables(
         parallelism: tables that are merged side by side.
         root: the address of a folder in place of the capture's folder, for the SCD tables.
         sessions: one for each parallel table, opened by `own_sessions` and used by this call alone,
-            for callers that merge repeatedly. On Spark Connect, the first merge in a new session
-            takes about two seconds longer.
+            for callers that merge repeatedly. A session of a server costs about twenty requests.
         limit: of one commit; further commits fold the remaining changes.
     """
     busy: list[MergeTask] = []
