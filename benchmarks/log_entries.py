@@ -53,6 +53,10 @@ def run() -> Iterator[Result]:
             began = time.monotonic()
             make_table(path, entries)
             log(f"{entries:,} entries were written in {time.monotonic() - began:.0f} s")
+            # A reader that lists the log cannot be faster.
+            listing = partial(_count_names, Path(path) / FOLDER)
+            listed = [_seconds(listing) for _ in range(REPETITIONS)]
+            yield _result(f"list_{entries}_log_entries", listed, entries)
             opening = partial(open_table, lake, path)
             reading = partial(read_scd_state, lake, NAME, path)
             opened = [_seconds(opening) for _ in range(REPETITIONS)]
@@ -107,6 +111,11 @@ def _move_checkpoint(folder: Path, version: int) -> None:
     (folder / f"{0:020d}.checkpoint.parquet").rename(folder / f"{version:020d}.checkpoint.parquet")
     last = folder / "_last_checkpoint"
     last.write_text(json.dumps({**json.loads(last.read_text()), "version": version}))
+
+
+def _count_names(folder: Path) -> int:
+    with os.scandir(folder) as names:
+        return sum(1 for _ in names)
 
 
 def _seconds(action: Callable[[], object]) -> float:
