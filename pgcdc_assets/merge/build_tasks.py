@@ -10,7 +10,6 @@ from functools import cache, partial
 from itertools import chain
 
 from pgcdc_assets.errors import (
-    DefiniteError,
     PgcdcError,
     SchemaChangeError,
     WatermarkGap,

@@ -61,8 +61,7 @@ class ChangeStats:
         first_lsns: the first commit LSN of each relation version.
         has_old_tuples: an update brought an old tuple, so a key may have changed.
         old_kinds: kinds of the old tuples of updates and deletes; None for no old tuple.
-        unidentified_at: commit LSN of the first update or delete whose old tuple lacks the key; None
-            without one.
+        unidentified_at: commit LSN of the first old tuple that lacks the key; None without one.
         unchanged: by relation version, the tuple positions that were unchanged TOAST in a change.
         truncates: all TRUNCATEs, in order.
     """

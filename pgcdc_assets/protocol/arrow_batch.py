@@ -143,7 +143,7 @@ def build(rows: Rows, transactions: Transactions, announced: Sequence[Announced]
 
 
 def _kinds_of_old(rows: Rows, announced: Sequence[Announced]) -> npt.NDArray[np.uint8]:
-    """Return the kinds of the old tuples: K also if a tuple has the key only, N if it lacks the key.
+    """Return the kinds of the old tuples: K if a tuple has the key only, N if it lacks the key.
 
     The kind of a message is that of the root, and the old tuple that of the partition with the row
     (`logicalrep_write_delete` in Postgres's src/backend/replication/logical/proto.c). If the root

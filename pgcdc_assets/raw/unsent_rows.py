@@ -33,14 +33,14 @@ def find_unlogged_tables(
     own = after.relation.relation_id
     is_named = any(int(row["prrelid"]) == own for row in after.membership.tables)
     if not is_named and _has_other_toast(before, after):
-        yield _changed("ALTER TABLE wrote the table again, as SET UNLOGGED and SET LOGGED do.")
+        yield _rewritten("ALTER TABLE wrote the table again, as SET UNLOGGED and SET LOGGED do.")
     names = [
         now.name
         for now, then in _common_partitions(before, after)
         if now.generated == then.generated and _has_other_toast(then, now)
     ]
     if names:
-        yield _changed(
+        yield _rewritten(
             "ALTER TABLE wrote partitions again, as SET UNLOGGED and SET LOGGED do: "
             f"{_some(names)}."
         )
@@ -66,7 +66,8 @@ def find_truncated_partitions(
         and writers != {now.written_by}
     ]
     if names:
-        yield _changed(f"Partitions were truncated, which Postgres does not send: {_some(names)}.")
+        detail = f"Partitions were truncated, which Postgres does not send: {_some(names)}."
+        yield SchemaChangeFound(SchemaChange.PARTITION_TRUNCATED, (), detail, True)
 
 
 def _common_partitions(
@@ -79,15 +80,13 @@ def _common_partitions(
             yield now, then
 
 
-def _has_other_toast(
-    then: TableDefinition | Partition, now: TableDefinition | Partition
-) -> bool:
+def _has_other_toast(then: TableDefinition | Partition, now: TableDefinition | Partition) -> bool:
     """Return whether file and TOAST table are others. A table may have had no TOAST table."""
     is_other = bool(then.toast and now.toast) and then.toast != now.toast
     return is_other and then.relfilenode != now.relfilenode
 
 
-def _changed(detail: str) -> SchemaChangeFound:
+def _rewritten(detail: str) -> SchemaChangeFound:
     return SchemaChangeFound(SchemaChange.TABLE_REWRITTEN, (), detail, True)
 
 

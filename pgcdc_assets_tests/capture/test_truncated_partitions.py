@@ -33,7 +33,7 @@ def test_a_truncated_partition_needs_a_snapshot(rooted: Capturing) -> None:
     execute = rooted.database.execute
     execute("truncate low")
     (event,) = poll(rooted)
-    assert shown([event]) == ["root table_rewritten!"]
+    assert shown([event]) == ["root partition_truncated!"]
     assert "public.low." in event.detail
     assert poll(rooted) == []
     execute("truncate mid")
@@ -49,7 +49,7 @@ def test_a_partition_that_was_loaded_again_needs_a_snapshot(rooted: Capturing) -
     has_toast = rooted.database.value("select reltoastrelid <> 0 from pg_class where relname='low'")
     rooted.database.transaction("truncate low", "insert into root values (3)")
     rooted.database.execute("analyze low")
-    assert shown(poll(rooted)) == ["root table_rewritten!"] * has_toast
+    assert shown(poll(rooted)) == ["root partition_truncated!"] * has_toast
 
 
 def test_other_files_of_partitions_need_no_snapshot(rooted: Capturing) -> None:

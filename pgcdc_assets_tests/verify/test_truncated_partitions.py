@@ -1,4 +1,4 @@
-"""TRUNCATE of all partitions at once that are published as their root: Postgres sends nothing (E4)."""
+"""TRUNCATE of all partitions of a published root at once: Postgres sends nothing (E4)."""
 
 from __future__ import annotations
 
