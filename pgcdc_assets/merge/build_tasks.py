@@ -10,7 +10,6 @@ from functools import cache, partial
 from itertools import chain
 
 from pgcdc_assets.errors import (
-    DefiniteError,
     PgcdcError,
     SchemaChangeError,
     WatermarkGap,
@@ -24,7 +23,7 @@ from pgcdc_assets.merge.change_stats import (
     read_change_stats,
     versions_in_order,
 )
-from pgcdc_assets.merge.doubts import Doubt, find_doubt, find_lost_key
+from pgcdc_assets.merge.doubts import Doubt, find_doubt, find_lost_key, find_unidentified
 from pgcdc_assets.merge.lost_changes import miscount_error, snapshot_error, unreadable_error
 from pgcdc_assets.merge.opened_table import (
     OpenedTable,
@@ -320,7 +319,7 @@ def _with_stats(
         if doubt is not None:
             end = Lsn(doubt.lsn - 1)
             if end <= task.plan.start:
-                refusal: DefiniteError = doubt.error(task.name)
+                refusal = doubt.error(task.name)
                 target, relation = task.plan.target, keyless.get(task.name)
                 if doubt.key and relation is not None and target.schema_policy != FOLLOW:
                     # Otherwise the change is recorded, and the next attempt stops before it.
@@ -380,7 +379,10 @@ def _of_partial(task: MergeTask, snapshot: Snapshot) -> MergeTask:
 def _find_doubt(task: MergeTask, stats: ChangeStats, relations: SourceRelations) -> Doubt | None:
     """Find the first change that cannot be folded."""
     target = task.plan.target
-    doubts = [find_doubt(task.followed, stats, relations, task.plan.start)]
+    doubts = [
+        find_doubt(task.followed, stats, relations, task.plan.start),
+        find_unidentified(stats, task.relations),
+    ]
     if target.needs_key(task.scd):
         doubts.append(find_lost_key(target, stored_key(task.state), stats, task.relations))
     return min(filter(None, doubts), key=lambda doubt: doubt.lsn, default=None)

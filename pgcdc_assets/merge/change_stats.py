@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.protocol.arrow_batch import NO_KEY
 from pgcdc_assets.raw.scan import scan_changes
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.window_rows import LandedRows
@@ -60,6 +61,7 @@ class ChangeStats:
         first_lsns: the first commit LSN of each relation version.
         has_old_tuples: an update brought an old tuple, so a key may have changed.
         old_kinds: kinds of the old tuples of updates and deletes; None for no old tuple.
+        unidentified_at: commit LSN of the first old tuple that lacks the key; None without one.
         unchanged: by relation version, the tuple positions that were unchanged TOAST in a change.
         truncates: all TRUNCATEs, in order.
     """
@@ -71,6 +73,7 @@ class ChangeStats:
     first_lsns: dict[int, int] = field(default_factory=dict)
     has_old_tuples: bool = False
     old_kinds: set[str | None] = field(default_factory=set)
+    unidentified_at: Lsn | None = None
     unchanged: dict[int, set[int]] = field(default_factory=dict)
     truncates: list[Truncation] = field(default_factory=list)
 
@@ -313,6 +316,8 @@ def _count(found: ChangeStats, group: Mapping[str, Any]) -> None:
     found.has_old_tuples |= op == "U" and group["old_kind"] is not None
     if op in "UD":
         found.old_kinds.add(group["old_kind"])
+    if group["old_kind"] == NO_KEY:
+        found.unidentified_at = min(first, found.unidentified_at or first)
 
 
 def _unchanged_positions(rows: pa.Table) -> list[dict[str, Any]]:

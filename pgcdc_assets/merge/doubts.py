@@ -1,7 +1,7 @@
 """The LSN at which the changes of a declared table end, because the later ones are not certain.
 
-The changes end where another relation may have the declared name, or where the relation has lost
-its key.
+The changes end where another relation may have the declared name, where the relation has lost its
+key, or at a change whose old tuple lacks the key.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pgcdc_assets.errors import SchemaChangeError
+from pgcdc_assets.errors import DefiniteError, ReplicaIdentityError, SchemaChangeError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.change_stats import ChangeStats, FollowedTable
 from pgcdc_assets.raw.relations import RelationVersion
@@ -26,15 +26,25 @@ class Doubt:
 
     Attributes:
         key: the lost key; empty if the relation itself is not certain.
+        identity: the replica identity of a change whose old tuple lacks the key; empty otherwise.
     """
 
     lsn: Lsn
     reason: str
     relation_id: int
     key: tuple[str, ...] = ()
+    identity: str = ""
 
-    def error(self, table: TableName) -> SchemaChangeError:
+    def error(self, table: TableName) -> DefiniteError:
         """Return the error of a merge that would begin at the LSN, which is a fact of the error."""
+        if self.identity:
+            return ReplicaIdentityError(
+                relation=str(table),
+                identity=self.identity,
+                reason=self.reason,
+                remedy="the statement that `pgcdc check` prints for the partition, or fill the "
+                "column and validate its constraint; then pgcdc resnapshot",
+            )
         return SchemaChangeError(
             relation=str(table),
             column=", ".join(self.key) or "(all)",
@@ -90,3 +100,24 @@ def find_lost_key(
         return None
     lsn, relation_id = min(lost)
     return Doubt(lsn, "the table has no key any more", relation_id, key or ("(key)",))
+
+
+def find_unidentified(stats: ChangeStats, versions: Sequence[RelationVersion]) -> Doubt | None:
+    """Find the first update or delete whose old tuple lacks the key.
+
+    Args:
+        stats: of the changes of a range.
+        versions: of the relation.
+    """
+    lsn = stats.unidentified_at
+    if lsn is None:
+        return None
+    relation = max(
+        (version for version in versions if version.version in stats.versions),
+        key=lambda version: stats.versions[version.version],
+    ).relation
+    reason = (
+        f"an update or delete at {lsn} came without the key ({', '.join(relation.row_key)}), so it "
+        "does not identify its row: the key is NULL, or a partition has another replica identity"
+    )
+    return Doubt(lsn, reason, relation.relation_id, identity=relation.replica_identity.sql)

@@ -92,7 +92,7 @@ select count(*) || ':' || coalesce(sum(hashtextextended(
 _TABLES = """
 select c.oid::bigint, c.oid in (select oid from published), c.xmin::text::bigint,
        c.cmin::text::bigint, coalesce(t.xmin::text::bigint, 0), c.relfilenode::bigint,
-       c.relowner::bigint
+       c.relowner::bigint, c.reltoastrelid::bigint
   from watched w
   join pg_class c on c.oid = w.oid
   left join pg_type t on t.oid = c.reltype
@@ -117,6 +117,10 @@ select objoid::bigint, objsubid, left(description, %s)
 # PARTITION CONCURRENTLY hides the rows of a partition before it ends (`inhdetachpending`). The rows
 # of an unlogged partition are not in the WAL: such a partition counts as attached from SET LOGGED
 # on, which gives the table another file than CREATE TABLE (see `unused_tables`).
+#
+# TRUNCATE gives the TOAST table its new file after the table, in a later command. VACUUM FULL and
+# CLUSTER exchange both files in one command. They count the rows, and TRUNCATE does not: the number
+# is -1 until ANALYZE.
 _PARTITIONS = """
 with recursive part(root, oid, version) as (
     select i.inhparent, i.inhrelid, i.xmin
@@ -135,10 +139,15 @@ select p.root::bigint, p.oid::bigint, n.nspname, c.relname, p.version::text::big
        c.relfilenode::bigint,
        (select string_agg(a.attnum || ':' || a.xmin, ',' order by a.attnum)
           from pg_attribute a
-         where a.attrelid = p.oid and a.attgenerated = 's' and not a.attisdropped)
+         where a.attrelid = p.oid and a.attgenerated = 's' and not a.attisdropped),
+       c.reltoastrelid::bigint, c.reltablespace::bigint, c.xmin::text::bigint,
+       c.relfilenode not in (0, c.oid)
+         and (c.reltuples = -1
+              or coalesce(t.xmin = c.xmin and t.cmin::text::bigint > c.cmin::text::bigint, false))
   from part p
   join pg_class c on c.oid = p.oid and c.relpersistence <> 'u'
   join pg_namespace n on n.oid = c.relnamespace
+  left join pg_class t on t.oid = c.reltoastrelid
 """
 
 # The types of columns, and the types inside of these types. The part `16390 version` of an enum is
@@ -187,6 +196,7 @@ class _TableRow(NamedTuple):
     type_version: int
     relfilenode: int
     owner: int
+    toast: int
 
 
 class _TypeText(NamedTuple):
@@ -283,6 +293,7 @@ def _read_tables(
             class_version=RowVersion(row.xmin, row.cmin),
             type_version=row.type_version,
             relfilenode=row.relfilenode,
+            toast=row.toast,
             owner=row.owner,
             partitions=partitions.get(oid, {}),
             type_texts=_type_texts(text for text in texts.get(oid, ()) if text.attnum in sent),

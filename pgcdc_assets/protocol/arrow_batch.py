@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgcdc_assets.protocol.frames import Positions
-from pgcdc_assets.protocol.relation import Relation
+from pgcdc_assets.protocol.relation import Relation, ReplicaIdentity
 from pgcdc_assets.protocol.tuples import TEXTS_TYPE, UNCHANGED_TYPE
 
 DECODED = pa.schema(
@@ -38,6 +38,9 @@ DECODED = pa.schema(
 )
 
 NO_RELATION = -1
+
+# The kind of an old tuple that lacks a value of the table's key.
+NO_KEY = "N"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,25 +143,30 @@ def build(rows: Rows, transactions: Transactions, announced: Sequence[Announced]
 
 
 def _kinds_of_old(rows: Rows, announced: Sequence[Announced]) -> npt.NDArray[np.uint8]:
-    """Return the kinds of the old tuples; K for a tuple that has the primary key only.
+    """Return the kinds of the old tuples: K if a tuple has the key only, N if it lacks the key.
 
     The kind of a message is that of the root, and the old tuple that of the partition with the row
     (`logicalrep_write_delete` in Postgres's src/backend/replication/logical/proto.c). If the root
-    has REPLICA IDENTITY FULL and the partition has not, the old tuple has NULL outside the key.
+    has REPLICA IDENTITY FULL and the partition has not, the old tuple has NULL outside the key. If
+    the partition's identity is an index of other columns, the key is NULL. The key of an index may
+    also be NULL in rows that are older than a NOT NULL constraint that is NOT VALID.
     """
     kinds = rows.old_kinds
     for index, each in enumerate(announced):
         relation = each.relation
-        if not (relation.is_partitioned and relation.has_full_identity and relation.primary_key):
+        is_index = relation.replica_identity is ReplicaIdentity.INDEX
+        if not relation.row_key or not (relation.is_partitioned or is_index):
             continue
-        rest = [i for i, c in enumerate(relation.columns) if c.name not in relation.primary_key]
-        chosen = np.flatnonzero((rows.relations == index) & (kinds == ord("O")))
-        if not rest or not len(chosen):
+        chosen = np.flatnonzero((rows.relations == index) & (kinds != 0))
+        if not len(chosen):
             continue
         is_null = pc.is_null(pc.list_flatten(rows.old.take(pa.array(chosen))))
         by_row = is_null.to_numpy(zero_copy_only=False).reshape(len(chosen), -1)
+        of_key = np.array([column.name in relation.row_key for column in relation.columns])
         kinds = kinds.copy()
-        kinds[chosen[by_row[:, rest].all(axis=1)]] = ord("K")
+        if relation.has_full_identity and not of_key.all():
+            kinds[chosen[by_row[:, ~of_key].all(axis=1)]] = ord("K")
+        kinds[chosen[by_row[:, of_key].any(axis=1)]] = ord(NO_KEY)
     return kinds
 
 

@@ -84,6 +84,10 @@ class Partition:
         relfilenode: `pg_class.relfilenode`; 0 for a partitioned table.
         generated: versions of the rows of pg_attribute of stored generated columns; None without
             such a column, and in a look of an earlier release.
+        toast: OID of the TOAST table; 0 without one, None in a look of an earlier release.
+        tablespace: OID of the tablespace; 0 for that of the database, None likewise.
+        written_by: `xmin` of the row of pg_class.
+        is_truncated: the file may come from a TRUNCATE.
     """
 
     name: str
@@ -91,6 +95,10 @@ class Partition:
     is_new_table: bool
     relfilenode: int
     generated: str | None = None
+    toast: int | None = None
+    tablespace: int | None = None
+    written_by: int = 0
+    is_truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +117,7 @@ class TableDefinition:
             table is renamed, moved or gets another owner.
         relfilenode: `pg_class.relfilenode`, which each rewrite of the table changes; 0 for a
             partitioned table.
+        toast: OID of the TOAST table; 0 without one, None in a look of an earlier release.
         owner: OID of the owner; 0 if unknown.
         partitions: the partitions by OID.
         type_texts: by OID of an enum or composite type of the sent columns, what the texts of
@@ -127,6 +136,7 @@ class TableDefinition:
     class_version: RowVersion = RowVersion(0, 0)
     type_version: int = 0
     relfilenode: int = 0
+    toast: int | None = None
     owner: int = 0
     partitions: Mapping[int, Partition] = field(default_factory=dict)
     type_texts: Mapping[str, Mapping[str, str]] | None = None

@@ -14,6 +14,7 @@ from pgcdc_assets.protocol.relation import Column
 from pgcdc_assets.protocol.table_definition import Membership, TableDefinition, is_version
 from pgcdc_assets.raw.schema_changes import SchemaChangeFound, compare_relations
 from pgcdc_assets.raw.schema_events import SchemaChange
+from pgcdc_assets.raw.unsent_rows import find_truncated_partitions, find_unlogged_tables
 
 _OPTIONS = {
     "pubinsert": "insert",
@@ -64,6 +65,9 @@ def compare_definitions(
         found += _find_rewrite(before, after)
         found += _find_uncertain_values(changes)
         found += _find_other_expressions(before, after)
+        if not _is_alter_table_explained(before, after, found):
+            found += find_unlogged_tables(before, after)
+        found += find_truncated_partitions(before, after)
     found += _find_other_texts(before, after)
     found += _compare_partitions(before, after, unused)
     return found
@@ -209,6 +213,24 @@ def _find_other_expressions(
     if names:
         detail = f"Generated values may have another expression in partitions: {_some(names)}."
         yield SchemaChangeFound(SchemaChange.TABLE_REWRITTEN, (), detail, True)
+
+
+def _is_alter_table_explained(
+    before: TableDefinition, after: TableDefinition, found: Iterable[SchemaChangeFound]
+) -> bool:
+    """Return whether a change of a column explains that ALTER TABLE wrote the table again.
+
+    The column may be generated and not sent.
+
+    Args:
+        found: the changes that were found.
+    """
+    unsent = after.attnums - {column.attnum for column in after.relation.columns}
+    return (
+        any(one.needs_snapshot or one.change is SchemaChange.TYPE_WIDENED for one in found)
+        or not unsent <= before.attnums
+        or any(after.default_versions.get(n) != before.default_versions.get(n) for n in unsent)
+    )
 
 
 def _find_uncertain_values(changes: Iterable[SchemaChangeFound]) -> Iterator[SchemaChangeFound]:

@@ -217,6 +217,7 @@ def _definition(row: dict[str, Any]) -> TableDefinition:
         class_version=RowVersion(**row["class_version"]),
         type_version=row["type_version"],
         relfilenode=row["relfilenode"],
+        toast=row.get("toast"),
         owner=row.get("owner", 0),
         partitions={int(k): Partition(**v) for k, v in row["partitions"].items()},
         # An earlier release did not look at the types.

@@ -51,8 +51,13 @@ class SchemaChange(enum.StrEnum):
     VALUES_CONFIRMED = "values_confirmed"
     PARTITION_ATTACHED = "partition_attached"
     PARTITION_DETACHED = "partition_detached"
+    PARTITION_TRUNCATED = "partition_truncated"
     PUBLICATION_CHANGED = "publication_changed"
     ROW_PARKED = "row_parked"
+
+
+# The rows of a partition left the source without a message of the stream.
+_DETACHMENTS = (SchemaChange.PARTITION_DETACHED, SchemaChange.PARTITION_TRUNCATED)
 
 
 @dataclass(frozen=True)
@@ -214,7 +219,7 @@ def kept_partitions(
 
 
 def _is_detachment(event: SchemaEvent) -> bool:
-    return event.needs_snapshot and event.change is SchemaChange.PARTITION_DETACHED
+    return event.needs_snapshot and event.change in _DETACHMENTS
 
 
 def _without_snapshot(

@@ -21,7 +21,8 @@ create table p (id int primary key, v text) partition by range (id);
 create table old partition of p for values from (0) to (10);
 create table older partition of p for values from (10) to (20);
 create table rest partition of p for values from (20) to (40);
-insert into p values (1, 'a'), (11, 'b'), (21, 'c'), (22, 'd')
+create table emptied partition of p for values from (40) to (50);
+insert into p values (1, 'a'), (11, 'b'), (21, 'c'), (22, 'd'), (41, 'e')
 """
 
 
@@ -61,22 +62,22 @@ def test_rows_of_detached_partitions_stay_until_a_person_takes_a_snapshot(
     pipeline.copy()
     execute("update p set v = 'b2' where id = 11")
     _merge(pipeline)
-    execute("alter table p detach partition old; drop table older")
+    execute("alter table p detach partition old; drop table older; truncate emptied")
     pipeline.capture()
     execute("update p set v = 'c2' where id = 21; delete from p where id = 22")
     _merge(pipeline)
-    assert _ids(pipeline, 1) == _ids(pipeline, 2, "_is_current") == [1, 11, 21]
+    assert _ids(pipeline, 1) == _ids(pipeline, 2, "_is_current") == [1, 11, 21, 41]
     rebuild_table(pipeline.spark, pipeline.zone, P, 1)
-    assert _ids(pipeline, 1) == [1, 11, 21]
+    assert _ids(pipeline, 1) == [1, 11, 21, 41]
     found = _compare(pipeline, P)
-    assert (found.is_equal, found.kept, found.source_rows, found.target_rows) == (True, 2, 1, 3)
+    assert (found.is_equal, found.kept, found.source_rows, found.target_rows) == (True, 3, 1, 4)
     with pytest.raises(SchemaChangeError, match="partition_detached"):
         _compare(pipeline, CdcTable("public", "p"))
     # A row that is newer than the detachment is none of the kept rows.
     image = delta_table(pipeline.path("p"))
     pipeline.spark.sql(f"UPDATE {image} SET id = 23 WHERE id = 21")
     found = _compare(pipeline, P)
-    assert (found.missing, found.extra, found.kept) == (1, 1, 2)
+    assert (found.missing, found.extra, found.kept) == (1, 1, 3)
     pipeline.spark.sql(f"UPDATE {image} SET id = 21 WHERE id = 23")
 
     execute("alter table p alter v type int using 5")
@@ -86,7 +87,7 @@ def test_rows_of_detached_partitions_stay_until_a_person_takes_a_snapshot(
     for failure in pipeline.merge(None, P).values():
         assert isinstance(failure, MergeFailure)
         assert "has kept rows of detached partitions" in str(failure.error)
-    assert _ids(pipeline, 1) == [1, 11, 21]
+    assert _ids(pipeline, 1) == [1, 11, 21, 41]
     pipeline.copy("p")
     _merge(pipeline)
     assert _ids(pipeline, 1) == _ids(pipeline, 2, "_is_current") == [21, 24]

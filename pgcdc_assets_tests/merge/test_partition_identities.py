@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.merge import MergeReport
+from pgcdc_assets.errors import ReplicaIdentityError
+from pgcdc_assets.merge import MergeFailure, MergeReport
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify import check_all
@@ -51,3 +52,45 @@ def test_changes_of_partitions_with_the_default_identity_are_complete(
     for scd in (1, 2):
         findings = check_all(spark, pipeline.zone, _TARGET, scd)
         assert findings.is_sound, findings
+
+
+@pytest.mark.parametrize("identity", ["default", "full"])
+def test_a_partition_whose_identity_lacks_the_key_stops_the_table(
+    pipeline: Pipeline, identity: str
+) -> None:
+    """D9: its updates and deletes do not identify their row. The changes before are merged."""
+    database = pipeline.database
+    database.execute(
+        "create table t (id int primary key, o int not null, v text) partition by range (id);"
+        f"alter table t replica identity {identity};"
+        "create table low partition of t for values from (0) to (100);"
+        "create table high partition of t default; create unique index on low (o);"
+        "insert into t values (1, 1, 'a'), (2, 2, 'b'), (3, 3, 'c'), (101, 1, 'd');"
+        "create publication pub for table t with (publish_via_partition_root = true)"
+    )
+    pipeline.copy()
+    target = CdcTable("public", "t", scd=(1, 2))
+    database.execute("update t set v = 'new' where id = 101; delete from t where id = 2")
+    database.execute("alter table low replica identity using index low_o_idx")
+    for statement in (
+        "update t set v = 'newer' where id = 101; insert into t values (4, 4, 'e')",
+        "delete from t where id = 3",
+    ):
+        database.execute(statement)
+    pipeline.capture()
+    for _ in range(2):
+        (failure,) = pipeline.merge(None, target).values()
+        assert isinstance(failure, MergeFailure)
+        assert isinstance(failure.error, ReplicaIdentityError)
+        assert "without the key (id)" in str(failure.error)
+    assert {row[0] for row in pipeline.rows()} == {1, 3, 4, 101}
+    database.execute("alter table low replica identity default")
+    pipeline.copy("t")
+    database.execute("delete from t where id = 1")
+    pipeline.capture()
+    for report in pipeline.merge(None, target).values():
+        assert isinstance(report, MergeReport), report.error
+    pipeline.assert_equal()
+    path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", "t", 2)
+    history = pipeline.spark.read.format("delta").load(path)
+    assert {row.id for row in history.where("_is_current").collect()} == {4, 101}

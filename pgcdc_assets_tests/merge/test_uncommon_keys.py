@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pgcdc_assets.merge import MergeReport
+from pgcdc_assets.errors import ReplicaIdentityError
+from pgcdc_assets.merge import MergeFailure, MergeReport
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.support.merge.pipeline import Pipeline
@@ -113,6 +114,30 @@ def test_a_key_without_overlaps_identifies_its_rows(pipeline: Pipeline) -> None:
     execute("delete from t where v = 'ever'")
     _merge(pipeline, target)
     _check(pipeline)
+
+
+def test_a_null_in_an_identity_whose_constraint_is_not_valid_stops_the_table(
+    pipeline: Pipeline,
+) -> None:
+    """D9: Postgres 18 accepts an index of such a column. One delete would remove both rows."""
+    if int(pipeline.database.value("show server_version_num")) < 180000:
+        pytest.skip("NOT NULL constraints are NOT VALID since Postgres 18")
+    pipeline.start(
+        "create table t (id int, v text); insert into t values (null, 'a'), (null, 'b'), (1, 'c');"
+        "alter table t add constraint filled not null id not valid;"
+        "create unique index on t (id); alter table t replica identity using index t_id_idx"
+    )
+    execute = pipeline.database.execute
+    execute("delete from t where id = 1")
+    execute("delete from t where v = 'a'")
+    pipeline.capture()
+    (failure,) = pipeline.merge().values()
+    assert isinstance(failure, MergeFailure)
+    assert isinstance(failure.error, ReplicaIdentityError)
+    execute("update t set id = 2; alter table t validate constraint filled")
+    pipeline.copy("t")
+    _merge(pipeline, CdcTable("public", "t"))
+    pipeline.assert_equal()
 
 
 @pytest.mark.every_pg
