@@ -139,7 +139,13 @@ def check_capture(
     has_publication = not any(f.code == "publication" and f.severity == "error" for f in findings)
     with query_connection(settings, "check") as conn:
         relations = published_relations(conn, capture.publication) if has_publication else []
-        findings += _check_source(conn, capture, zone)
+        known_codes = {finding.code for finding in findings}
+        findings += [
+            finding
+            for finding in _check_source(conn, capture, zone)
+            # Another timeline is the reason why the WAL ends early.
+            if finding.code != "timeline" or finding.code not in known_codes
+        ]
         findings += check_options(conn, capture.slot_policy, capture.stream)
         findings += check_slot_primary(conn, settings, capture.slot)
         findings += check_source_writes(conn, capture, zone)
