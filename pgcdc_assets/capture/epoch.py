@@ -14,12 +14,19 @@ repetition is right in both cases.
 from __future__ import annotations
 
 import datetime as dt
+from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.capture.slot_owner import check_owner, check_restore, read_row, record_new_owner
-from pgcdc_assets.errors import ConfigurationError, DefiniteError, SlotBusy, renewal_command
+from pgcdc_assets.errors import (
+    ConfigurationError,
+    DefiniteError,
+    RawZoneError,
+    SlotBusy,
+    renewal_command,
+)
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.policies import SlotPolicy
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
@@ -30,6 +37,7 @@ from pgcdc_assets.postgres.slot_creation import SlotOptions, check_failover
 from pgcdc_assets.postgres.slot_health import slot_health
 from pgcdc_assets.postgres.slot_peeks import claim_slot, has_publication_gap
 from pgcdc_assets.postgres.slots import (
+    SlotStatus,
     check_slot_usable,
     create_slot,
     drop_slot,
@@ -106,10 +114,16 @@ def renew_epoch(
             can_continue = is_ours and slot_health(status, end).can_continue and lost is None
             if not adopt_slot:
                 check_owner(row, status, zone, remedy)
-            if can_continue and not has_publication_gap(conn, settings, status, publication):
+            if (
+                can_continue
+                and not _lacks_stored_rows(zone, old, status)
+                and not has_publication_gap(conn, settings, status, publication)
+            ):
                 raise ConfigurationError(
                     reason=f"Replication slot {slot} can continue from {end}: no change is lost, "
-                    "and dropping the slot would lose changes. Run pgcdc sync instead."
+                    "and dropping the slot would lose changes. Run pgcdc sync instead. Only if its "
+                    "error asks for a new epoch, drop the slot first: select "
+                    f"pg_drop_replication_slot('{slot}')"
                 )
             confirmed = status.confirmed_flush_lsn
             is_elsewhere = not is_ours or (confirmed is not None and confirmed > end)
@@ -149,6 +163,22 @@ def renew_epoch(
         zone.epochs.append(renewed)
         claim_slot(conn, slot, publication)
         return renewed
+
+
+def _lacks_stored_rows(zone: RawZone, epoch: Epoch, status: SlotStatus) -> bool:
+    """Return whether the raw zone lacks rows that the slot does not send again.
+
+    A capture stops for these reasons although its slot can continue.
+    """
+    if status.two_phase and zone.prepared.two_phase_from(epoch.epoch) is None:
+        return True
+    try:
+        zone.check_relations(epoch)
+        for each in zone.prepared.unfinished(epoch.epoch, zone.captured_on(epoch)[0]):
+            deque(each.read(), maxlen=0)
+    except RawZoneError:
+        return True
+    return False
 
 
 def _find_lost_wal(

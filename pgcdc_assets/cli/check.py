@@ -18,6 +18,7 @@ from pgcdc_assets.errors import (
     PgcdcError,
     TransientError,
 )
+from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.orchestration.checks.source_tables import find_declared_moves, read_relation_ids
 from pgcdc_assets.orchestration.project import home
 from pgcdc_assets.orchestration.resources import PostgresResource
@@ -40,6 +41,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import LONGEST_SLOT, CdcCapture, CdcTable, check_slot_name
 from pgcdc_assets.spark.catalog import check_catalog
 from pgcdc_assets.table_name import TableName
+from pgcdc_assets.tables.ahead_of_raw import find_tables_ahead
 from pgcdc_assets.tables.columns import check_names, system_columns_of
 
 if TYPE_CHECKING:
@@ -137,7 +139,13 @@ def check_capture(
     has_publication = not any(f.code == "publication" and f.severity == "error" for f in findings)
     with query_connection(settings, "check") as conn:
         relations = published_relations(conn, capture.publication) if has_publication else []
-        findings += _check_source(conn, capture, zone)
+        known_codes = {finding.code for finding in findings}
+        findings += [
+            finding
+            for finding in _check_source(conn, capture, zone)
+            # Another timeline is the reason why the WAL ends early.
+            if finding.code != "timeline" or finding.code not in known_codes
+        ]
         findings += check_options(conn, capture.slot_policy, capture.stream)
         findings += check_slot_primary(conn, settings, capture.slot)
         findings += check_source_writes(conn, capture, zone)
@@ -148,8 +156,10 @@ def check_capture(
 def _check_source(conn: Connection, capture: CdcCapture, zone: RawZone) -> Iterator[Finding]:
     """Check that the raw zone was filled from this slot and cluster, and that the slot continues.
 
-    A capture may run: it lands a window before it confirms the window, so the slot is read first.
+    A capture may run: it lands a window that the server has written, and then confirms the window.
+    So the raw zone is read before the slot for the end of the WAL, and after it for the slot.
     """
+    before = _captured_through(zone)
     server, status = read_server_identity(conn), read_slot_status(conn, capture.slot)
     try:
         zone.epochs.check_source(
@@ -158,12 +168,23 @@ def _check_source(conn: Connection, capture: CdcCapture, zone: RawZone) -> Itera
     except DefiniteError as error:
         yield Finding("source", "error", str(error))
         return
-    epoch = zone.epochs.latest()
-    if epoch is None:
+    through = _captured_through(zone)
+    if through is None:
         return
-    health = slot_health(status, zone.captured_on(epoch)[0])
-    if health.problem in (SlotProblem.MISSING, SlotProblem.ADVANCED):
-        yield Finding("slot", "error", str(health.error(capture.slot, zone.uri, capture.name)))
+    if (ahead := find_tables_ahead(zone, capture)) is not None:
+        yield Finding("restored", "error", str(ahead))
+    for code, problems, end in (
+        ("timeline", (SlotProblem.SERVER_BEHIND,), before),
+        ("slot", (SlotProblem.MISSING, SlotProblem.ADVANCED), through),
+    ):
+        health = slot_health(status, end)
+        if health.problem in problems:
+            yield Finding(code, "error", str(health.error(capture.slot, zone.uri, capture.name)))
+
+
+def _captured_through(zone: RawZone) -> Lsn | None:
+    epoch = zone.epochs.latest()
+    return None if epoch is None else zone.captured_on(epoch)[0]
 
 
 def check_source_writes(conn: Connection, capture: CdcCapture, zone: RawZone) -> Iterator[Finding]:

@@ -30,6 +30,7 @@ from pgcdc_assets.postgres.slots import SlotStatus, read_slot_status
 from pgcdc_assets.postgres.snapshot_age import SnapshotAge, read_held_snapshot
 from pgcdc_assets.raw.ranges import UnfinishedCopy
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.tables.ahead_of_raw import find_tables_ahead
 from pgcdc_assets.tables.messages import MessageTable
 
 # Control sequences of ECMA-48: cursor to the first line, erase the screen.
@@ -87,6 +88,8 @@ def _print(instance: dg.DagsterInstance, loaded: LoadedCapture) -> None:
     zone = loaded.lake.zone(loaded.capture.name)
     state = read_state(zone, loaded.capture)
     _print_slot(loaded, slot, state, _seconds_since_landing(instance, loaded))
+    if (ahead := find_tables_ahead(zone, loaded.capture)) is not None:
+        print(f"  PROBLEM {ahead}")
     stopped = find_merge_failures(instance, loaded.capture.name, state.tables)
     _print_tables(state, stopped)
     if loaded.capture.has_message_table:

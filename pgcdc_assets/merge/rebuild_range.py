@@ -7,6 +7,7 @@ from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.merge.replaced_table import ReplacedTable
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.tables.ahead_of_raw import RawEnd
 from pgcdc_assets.tables.schema_gate import read_gate
 
 
@@ -57,20 +58,9 @@ def check_not_older(
         ConfigurationError: the rebuilt table would lack changes of the live table, and no LSN was
             asked for.
     """
-    mark = live.watermark
-    epochs = zone.epochs.all()
-    # A snapshot may be ahead of the captured windows.
-    ends = [
-        snapshot.position
-        for store in (zone.snapshots, zone.partial_snapshots)
-        for snapshot in store.complete_snapshots()
-        if snapshot.name == target.name
-    ]
-    ends += [
-        Position(each.epoch, zone.changes.captured_through(each.epoch) or each.start_lsn)
-        for each in epochs
-    ]
-    end = max(ends)
+    mark, raw_end = live.watermark, RawEnd.read(zone)
+    assert raw_end is not None
+    end = raw_end.of(target.name)
     if mark is None or mark <= end:
         return
     found = (
@@ -78,14 +68,13 @@ def check_not_older(
         f"raw zone ends at {end.lsn} of epoch {end.epoch}, as after a restore of an older copy. A "
         "rebuild would lose the changes in between, so the table was not changed."
     )
-    if mark.epoch > epochs[-1].epoch:
+    if mark.epoch > raw_end.captured.epoch:
         raise ConfigurationError(
             reason=f"{found} Restore the raw zone and the table from one time, or move the table "
             "to another folder; the next merge creates it again."
         )
     if through is None:
         raise ConfigurationError(
-            reason=f"{found} Run `pgcdc sync` first, which captures them again if the slot still "
-            "has them. To rebuild the table without them, name the LSN: --through "
-            f"{zone.changes.captured_through(mark.epoch) or epochs[-1].start_lsn}"
+            reason=f"{found} Restore the raw zone and the table from one time. To rebuild the "
+            f"table without them, name the LSN: --through {raw_end.captured.lsn}"
         )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import signal
 
+import pyarrow.compute as pc
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.capture.epoch import renew_epoch
 from pgcdc_assets.demo.server import EmbeddedServer
-from pgcdc_assets.errors import DefiniteError
+from pgcdc_assets.errors import DefiniteError, RawZoneError
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.postgres.stream.plugin_options import Streaming
 from pgcdc_assets.raw.lake import Lake
@@ -177,3 +179,17 @@ def test_a_rollback_that_the_server_cannot_decode_is_explained(
     assert epoch is not None
     capturing.capture(LsnWindow.of(2, epoch.start_lsn, capturing.flush_lsn()))
     assert capturing.texts("t") == [["3", None]]
+
+
+def test_after_the_loss_of_stored_rows_a_new_epoch_begins(capturing: Capturing) -> None:
+    """The slot can continue, but the server does not send the rows again."""
+    _begin(capturing)
+    capturing.database.prepare("g", "insert into t values (1)")
+    capture(capturing)
+    uri = capturing.zone.prepared.table.uri
+    stored = DeltaTable(uri).to_pyarrow_table()
+    write_deltalake(uri, stored.filter(pc.field("ordinal").is_null()), mode="overwrite")
+    capturing.database.end_prepared("g")
+    with pytest.raises(RawZoneError, match="renew --name test"):
+        capture(capturing)
+    assert renew_epoch(capturing.settings, capturing.zone, capturing.slot, "pub").epoch == 2

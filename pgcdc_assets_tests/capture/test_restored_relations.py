@@ -38,7 +38,6 @@ def test_numbers_of_lost_relation_versions_are_not_used_again(capturing: Capturi
     assert len(whole.zone.relations.versions(1)) == 3
 
     older = restored(1)
-    older.database.query(f"select pg_drop_replication_slot('{older.slot}')")
     renewed = renew_epoch(older.settings, older.zone, older.slot, "pub")
     older.database.execute("insert into t (id) values (5)")
     older.capture(LsnWindow.of(2, renewed.start_lsn, older.flush_lsn()))

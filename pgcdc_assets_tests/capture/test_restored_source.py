@@ -117,6 +117,7 @@ def test_a_server_restored_from_a_cold_copy_stops_the_capture_until_it_is_renewe
         # Without heartbeats, only a shorter WAL shows the restore.
         with pytest.raises(RawZoneError, match="the server's WAL ends at"):
             capturing.capture(LsnWindow.of(epoch, through, through + 8192))
+        assert _errors(capturing) == ["timeline", "owner"]
         while capturing.flush_lsn() <= through + 8192:
             database.execute("insert into t select generate_series(100, 2000)")
         with pytest.raises(RawZoneError, match=r"restored from an older copy.*pgcdc renew"):

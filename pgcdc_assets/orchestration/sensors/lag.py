@@ -42,6 +42,7 @@ from pgcdc_assets.orchestration.sensors.next_window import (
     Wait,
     plan_window,
 )
+from pgcdc_assets.orchestration.sensors.restored_lakes import RestoredLakes
 from pgcdc_assets.orchestration.sensors.schema_observation import observe_schema_changes
 from pgcdc_assets.orchestration.sensors.snapshot_requests import SnapshotNeeds
 from pgcdc_assets.orchestration.sensors.source_status import read_source_status
@@ -80,6 +81,7 @@ def build_lag_sensor(capture: CdcCapture, targets: LagSensorAssets) -> dg.Sensor
     names = Names.of(capture)
     poll = CatalogPoll(capture)
     unrecorded = UnrecordedSnapshots(capture, targets.snapshot)
+    restored = RestoredLakes()
 
     @dg.sensor(
         name=names.lag_sensor,
@@ -125,6 +127,7 @@ def build_lag_sensor(capture: CdcCapture, targets: LagSensorAssets) -> dg.Sensor
             outgoing if progress is None else None,
             notes,
             unrecorded,
+            restored,
         )
         return tick.run()
 
@@ -151,6 +154,7 @@ class _Tick:
     outgoing: dg.DagsterRun | None
     reasons: list[str]
     unrecorded: UnrecordedSnapshots
+    restored: RestoredLakes
 
     def __post_init__(self) -> None:
         self.names = Names.of(self.capture)
@@ -186,6 +190,7 @@ class _Tick:
     def _watch(self, epoch: Epoch) -> None:
         through = captured_through(self.zone, epoch)
         status = self._read_usable_slot(through.lsn)
+        self.restored.check(self.zone, self.capture, through)
         if self.progress is not None:
             move_barrier(self.progress, self.zone, self.capture, epoch, through, self.flush_lsn)
             self.progress.captured_through = through.lsn

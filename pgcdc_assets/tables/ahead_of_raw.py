@@ -1,0 +1,106 @@
+"""Tables of a lake with changes that the raw zone does not have, as after a restore of folders.
+
+The watermark of such a table is above the end of the raw zone. If the source was restored to the
+time of the raw zone, its slot continues at that end with other changes. Merges would leave out
+those below the watermark, so they must be found before a window is landed there.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from pgcdc_assets.errors import PgcdcError, RawZoneError
+from pgcdc_assets.lsn import Position
+from pgcdc_assets.raw.side_by_side import map_tables
+from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.table_name import TableName
+from pgcdc_assets.tables.messages import MessageTable
+from pgcdc_assets.tables.state import read_watermark
+
+_NAMED = 5
+
+
+@dataclass(frozen=True)
+class RawEnd:
+    """The end of a raw zone.
+
+    Attributes:
+        captured: the end of the captured windows of the newest epoch.
+        snapshots: the position of the newest snapshot of each table, partial ones included.
+    """
+
+    captured: Position
+    snapshots: Mapping[TableName, Position]
+
+    @classmethod
+    def read(cls, zone: RawZone) -> RawEnd | None:
+        """Read the end; None before the first epoch."""
+        epoch = zone.epochs.latest()
+        if epoch is None:
+            return None
+        snapshots: dict[TableName, Position] = {}
+        for store in (zone.snapshots, zone.partial_snapshots):
+            for each in store.complete_snapshots():
+                newest = snapshots.get(each.name, each.position)
+                snapshots[each.name] = max(each.position, newest)
+        return cls(Position(epoch.epoch, zone.captured_on(epoch)[0]), snapshots)
+
+    def of(self, table: TableName) -> Position:
+        """Return the end of a table: a snapshot may be ahead of the captured windows."""
+        return max(self.captured, self.snapshots.get(table, self.captured))
+
+
+def find_tables_ahead(zone: RawZone, capture: CdcCapture) -> RawZoneError | None:
+    """Return the error about tables that are ahead of the raw zone; None if there is none.
+
+    A table that cannot be read has an error of its own.
+    """
+    places = [(table, scd) for table in capture.tables for scd in table.scd]
+
+    def read(place: tuple[CdcTable, int]) -> Position | None:
+        table, scd = place
+        with suppress(PgcdcError):
+            return read_watermark(zone.lake, zone.name, table.schema, table.table, scd)
+        return None
+
+    marks = list(map_tables(zone.lake, places, read))
+    messages = MessageTable(zone) if capture.has_message_table else None
+    message_mark = None if messages is None else messages.watermark()
+    # A capture may land a window at the same time, so the end is read last.
+    end = RawEnd.read(zone)
+    if end is None:
+        return None
+    ahead = [
+        (table, scd, mark)
+        for (table, scd), mark in zip(places, marks, strict=True)
+        if mark is not None and mark > end.of(table.name)
+    ]
+    found = [
+        f"{table.qualified_name} (scd{scd}) through {mark.lsn} of epoch {mark.epoch}"
+        for table, scd, mark in ahead[:_NAMED]
+    ]
+    remedies = []
+    if ahead:
+        names = list(dict.fromkeys(table.qualified_name for table, _, _ in ahead))
+        # Without names, the command takes all tables of the capture back.
+        names = names if len(names) < min(len(capture.tables), _NAMED + 1) else []
+        command = ["pgcdc", "rebuild", zone.name, *names, "--through", str(end.captured.lsn)]
+        remedies.append(shlex.join(command))
+    if messages is not None and message_mark is not None and message_mark > end.captured:
+        found.append(f"the logical messages through {message_mark.lsn}")
+        remedies.append(f"delete the folder {messages.table.uri}, which is filled again")
+    if not found:
+        return None
+    more = f" and {len(ahead) - _NAMED} further tables" if len(ahead) > _NAMED else ""
+    return RawZoneError(
+        raw_zone=zone.uri,
+        reason=f"it ends at {end.captured.lsn} of epoch {end.captured.epoch}, but tables of the "
+        f"lake are merged beyond its end: {', '.join(found)}{more}. The raw zone and the tables "
+        "were restored from different times, and merges would leave out the changes in between, "
+        "so nothing is captured. Restore both from one time, or take the tables back to the end "
+        f"of the raw zone: {'; '.join(remedies)}",
+    )
