@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pgcdc_assets.errors import ConfigurationError, MergeConflict, TableDamaged
-from pgcdc_assets.lsn import Lsn, Position
+from pgcdc_assets.errors import ConfigurationError, MergeConflict, RawZoneError, TableDamaged
+from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.source_relations import SourceRelations
@@ -104,6 +104,40 @@ def open_scd_table(zone: RawZone, target: CdcTable, scd: int, root: str | None) 
     path = table_path(zone.lake, zone.name, target.schema, target.table, scd, root)
     zone.lake.check_folder(target.qualified_name, path)
     return OpenedTable(target, scd, path, read_scd_state(zone.lake, zone.name, path), started)
+
+
+def check_not_ahead(zone: RawZone, table: OpenedTable, through: LsnWindow) -> None:
+    """Check that the raw zone is not older than the table, as after a restore of the raw zone.
+
+    The changes between the end of the raw zone and the watermark would be skipped. If the source
+    was restored too, these are not the changes that the table has.
+
+    Args:
+        through: the newest window of the merge.
+
+    Raises:
+        RawZoneError: the watermark is above the end of the raw zone.
+    """
+    mark = table.watermark
+    if mark is None or mark <= through.end_position:
+        return
+    end = zone.end_for(table.target.name)
+    if end is None or mark <= end:
+        return
+    name, epoch = table.target.qualified_name, zone.epochs.all()[-1]
+    if mark.epoch > epoch.epoch:
+        remedy = f"move {table.path} to another folder; the next merge creates the table again"
+    else:
+        captured, _ = zone.captured_on(epoch)
+        remedy = f"rebuild the table with: pgcdc rebuild {zone.name} {name} --through {captured}"
+    raise RawZoneError(
+        raw_zone=zone.uri,
+        reason=f"table {name} (scd{table.scd}) was merged through {mark.lsn} of epoch "
+        f"{mark.epoch}, but the raw zone ends at {end.lsn} of epoch {end.epoch}, as after a restore "
+        "of an older copy. If the source is as before, run `pgcdc sync`: it captures the changes "
+        "in between again. If the source was restored too, merges would skip its new changes up to "
+        f"the watermark: {remedy}",
+    )
 
 
 def check_log_is_there(

@@ -57,22 +57,10 @@ def check_not_older(
         ConfigurationError: the rebuilt table would lack changes of the live table, and no LSN was
             asked for.
     """
-    mark = live.watermark
-    epochs = zone.epochs.all()
-    # A snapshot may be ahead of the captured windows.
-    ends = [
-        snapshot.position
-        for store in (zone.snapshots, zone.partial_snapshots)
-        for snapshot in store.complete_snapshots()
-        if snapshot.name == target.name
-    ]
-    ends += [
-        Position(each.epoch, zone.changes.captured_through(each.epoch) or each.start_lsn)
-        for each in epochs
-    ]
-    end = max(ends)
-    if mark is None or mark <= end:
+    mark, end = live.watermark, zone.end_for(target.name)
+    if mark is None or end is None or mark <= end:
         return
+    epochs = zone.epochs.all()
     found = (
         f"The Delta table {live.path} is merged through {mark.lsn} of epoch {mark.epoch}, but the "
         f"raw zone ends at {end.lsn} of epoch {end.epoch}, as after a restore of an older copy. A "

@@ -9,7 +9,7 @@ from functools import cached_property
 import pyarrow as pa
 
 from pgcdc_assets.errors import RawZoneError, renewal_command
-from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.raw import changes, prepared_transactions, ranges, schema, snapshots, window_index
 from pgcdc_assets.raw.app_ids import relations_app_id, timeline_start_app_id
 from pgcdc_assets.raw.changes import ChangeLog
@@ -98,6 +98,29 @@ class RawZone:
             for timeline, lsn in store.timelines(epoch.epoch).items()
         ]
         return [self.captured_on(epoch), *snapshots]
+
+    def end_for(self, table: TableName) -> Position | None:
+        """Return the highest position through which the raw zone has the changes of a table.
+
+        A snapshot may be ahead of the captured windows.
+
+        Args:
+            table: the declared name.
+
+        Returns:
+            None without an epoch.
+        """
+        ends = [
+            snapshot.position
+            for store in (self.snapshots, self.partial_snapshots)
+            for snapshot in store.complete_snapshots()
+            if snapshot.name == table
+        ]
+        ends += [
+            Position(each.epoch, self.changes.captured_through(each.epoch) or each.start_lsn)
+            for each in self.epochs.all()
+        ]
+        return max(ends, default=None)
 
     def source_relations(self, epoch: int, through: Lsn | None = None) -> SourceRelations:
         """Read which relations are behind the declared tables of an epoch.

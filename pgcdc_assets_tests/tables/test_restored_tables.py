@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
@@ -17,6 +18,7 @@ from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets_tests.support.merge.history import Landing, column, insert, relation, update
 from pgcdc_assets_tests.support.merge.one_table import merge
+from pgcdc_assets_tests.support.merge.races import during_the_write, right_before_the_write
 from pgcdc_assets_tests.support.merge.small_tables import merge_by_spark, merge_together
 
 pytestmark = pytest.mark.spark
@@ -154,3 +156,52 @@ def test_a_clone_over_a_table_is_refused_until_a_rebuild(
     _refused(spark, landing, target)
     rebuild_table(spark, zone, target, 1)
     assert _rows(spark, path) == [(1, "A"), (2, "B"), (3, "c")]
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("target", _TARGETS.values(), ids=_TARGETS)
+def test_a_restore_between_the_plan_and_the_write_of_a_merge_is_noticed(
+    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch, target: CdcTable
+) -> None:
+    """Spark merges into the older rows, and the commit of the merge is newer than the RESTORE."""
+    merge_by_spark(monkeypatch)
+    landing, path, version = _merged(spark, zone, target)
+    landing.land([update("2", "B")])
+    with right_before_the_write(spark, lambda: _by_delta_rs(spark, path, version)):
+        _refused(spark, landing, target)
+    assert _rows(spark, path) == [(1, "a"), (2, "B")]
+    landing.land([insert("4", "d")])
+    for _ in range(2):
+        error = _refused(spark, landing, target)
+        assert error.before is None and str(error).endswith("pgcdc rebuild test")
+    rebuild_table(spark, zone, target, target.scd[0])
+    landing.land([update("3", "C")])
+    merge(spark, landing, target)
+    assert _rows(spark, path) == [(1, "A"), (2, "B"), (3, "C"), (4, "d")]
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("is_lossy", [True, False])
+def test_a_restore_while_a_merge_writes_is_noticed_if_changes_are_lost(
+    spark: SparkSession,
+    zone: RawZone,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    is_lossy: bool,
+) -> None:
+    merge_by_spark(monkeypatch)
+    target = _TARGETS["scd1"]
+    landing, path, version = _merged(spark, zone, target)
+    if not is_lossy:
+        version = DeltaTable(path).version()
+        DeltaTable(path).optimize.compact()
+    landing.land([insert("4", "d")])
+    with during_the_write(spark, tmp_path, lambda: _by_delta_rs(spark, path, version)):
+        (report,) = merge_tables(spark, zone, [target], landing.windows[-1])
+    # Delta refuses a write beside a RESTORE of the files that the write has read.
+    if is_lossy:
+        assert isinstance(report, MergeFailure)
+        _refused(spark, landing, target)
+        return
+    merge(spark, landing, target)
+    assert _rows(spark, path) == [(1, "A"), (2, "b"), (3, "c"), (4, "d")]
