@@ -6,6 +6,7 @@ import argparse
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.capture.slot_owner import check_owner, check_restore, read_row, sync_remedy
@@ -21,6 +22,7 @@ from pgcdc_assets.errors import (
 from pgcdc_assets.orchestration.checks.source_tables import find_declared_moves, read_relation_ids
 from pgcdc_assets.orchestration.project import home
 from pgcdc_assets.orchestration.resources import PostgresResource
+from pgcdc_assets.orchestration.state import highest_watermark
 from pgcdc_assets.orchestration.table_list import look_at_tables
 from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.catalog import published_relations
@@ -127,7 +129,8 @@ def check_capture(
     if epoch is not None:
         try:
             with server_timeline(settings) as server:
-                check_server_timeline(zone, server)
+                merged_through = partial(highest_watermark, zone, capture)
+                check_server_timeline(zone, server, merged_through)
         except DefiniteError as error:
             findings.append(Finding("timeline", "error", str(error)))
         except (ConfigurationError, TransientError):

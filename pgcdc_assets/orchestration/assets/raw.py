@@ -10,6 +10,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -45,6 +46,7 @@ from pgcdc_assets.orchestration.sensors.next_window import (
     plan_window,
 )
 from pgcdc_assets.orchestration.sensors.window_keys import find_unrecorded
+from pgcdc_assets.orchestration.state import highest_watermark
 from pgcdc_assets.policies import StreamPolicy
 from pgcdc_assets.postgres.stream.plugin_options import Origin, PluginOptions, Streaming
 from pgcdc_assets.postgres.stream.request import StreamSettings
@@ -120,6 +122,7 @@ def build_raw_asset(
                     capture.publication,
                     limits,
                     on_report=RunReports(context, spec.key).record,
+                    merged_through=partial(highest_watermark, zone, capture),
                 )
             )
             landing = _Landing(context, capture, zone, session)
