@@ -17,15 +17,110 @@ from pgcdc_assets_tests.support.orchestration.location import Locations
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
 
-# Names that differ little, or that a file system, a URL, a shell, YAML, Dagster, Hadoop or Delta may
-# take for something else.
-_TEXTS = ['"', "''", "`", "“q”", "..", "...", "/", "a/b", "/etc/passwd", "\\", "a\\b", " a", "a ", "  "]
-_TEXTS += ["%", "%20", "%s", "%(x)s", "=", "x=1", ":", "a:b", "*", "?", "[a]", "[!a]", "a\nb", "a\tb"]
-_TEXTS += ["😀", "e\u0301", "é", "\u202eabc", "\u200b", "Orders", "orders", "ORDERS", "con", "aux.txt"]
-_TEXTS += ["_delta_log", "_spark_metadata", "_temporary", "._COPYING_", "a.crc", "a.parquet", "~", "~/x"]
-_TEXTS += ["~20~", "a~2e~b", "a.b.c", "#", "#1", "+", "&", "&amp;", "{}", "{a,b}", "{{ x }}", "$", "${x}"]
-_TEXTS += ["$(x)", "!", "@", "^", ",", "a,b", "(", "|", "<>", ";", "--", "/*", "\x01", "\x7f", "null"]
-_TEXTS += ["__HIVE_DEFAULT_PARTITION__", "true", "1", "-1", "1e3", "-", "_", "__", "a__b", "a___b", "aX5fXb", "- a", "? a", "& a"]
+# Names that differ little, or that a file system, a URL, a shell, YAML, Dagster, Hadoop or Delta
+# may take for something else.
+_TEXTS = [
+    '"',
+    "''",
+    "`",
+    "“q”",
+    "..",
+    "...",
+    "/",
+    "a/b",
+    "/etc/passwd",
+    "\\",
+    "a\\b",
+    " a",
+    "a ",
+    "  ",
+]
+_TEXTS += [
+    "%",
+    "%20",
+    "%s",
+    "%(x)s",
+    "=",
+    "x=1",
+    ":",
+    "a:b",
+    "*",
+    "?",
+    "[a]",
+    "[!a]",
+    "a\nb",
+    "a\tb",
+]
+_TEXTS += [
+    "😀",
+    "e\u0301",
+    "é",
+    "\u202eabc",
+    "\u200b",
+    "Orders",
+    "orders",
+    "ORDERS",
+    "con",
+    "aux.txt",
+]
+_TEXTS += [
+    "_delta_log",
+    "_spark_metadata",
+    "_temporary",
+    "._COPYING_",
+    "a.crc",
+    "a.parquet",
+    "~",
+    "~/x",
+]
+_TEXTS += [
+    "~20~",
+    "a~2e~b",
+    "a.b.c",
+    "#",
+    "#1",
+    "+",
+    "&",
+    "&amp;",
+    "{}",
+    "{a,b}",
+    "{{ x }}",
+    "$",
+    "${x}",
+]
+_TEXTS += [
+    "$(x)",
+    "!",
+    "@",
+    "^",
+    ",",
+    "a,b",
+    "(",
+    "|",
+    "<>",
+    ";",
+    "--",
+    "/*",
+    "\x01",
+    "\x7f",
+    "null",
+]
+_TEXTS += [
+    "__HIVE_DEFAULT_PARTITION__",
+    "true",
+    "1",
+    "-1",
+    "1e3",
+    "-",
+    "_",
+    "__",
+    "a__b",
+    "a___b",
+    "aX5fXb",
+    "- a",
+    "? a",
+    "& a",
+]
 _TEXTS += ["x" * 62 + "a", "x" * 62 + "b", "é" * 31 + "a", "é" * 31 + "b", "😀" * 15 + "ab"]
 TABLES = [TableName("public", text) for text in _TEXTS]
 TABLES += [TableName(text, "t") for text in _TEXTS[:60:3]]
@@ -68,7 +163,9 @@ def test_many_odd_names_share_one_publication(
     for value in (1, 2):
         assert main(["sync", "-m", module]) == 0
         for number, table in enumerate(TABLES):
-            _execute(database, f"update {{table}} set v = {value} where id = {{number}}", table, number)
+            _execute(
+                database, f"update {{table}} set v = {value} where id = {{number}}", table, number
+            )
             if value == 1:
                 _execute(database, "insert into {table} values (1000 + {number})", table, number)
     assert main(["sync", "-m", module]) == 0

@@ -10,7 +10,6 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.raw.zone import RawZone
 
-
 # The highest watermark of the SCD tables in an epoch.
 MergedThrough = Callable[[int], Lsn | None]
 

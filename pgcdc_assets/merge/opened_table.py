@@ -133,8 +133,8 @@ def check_not_ahead(zone: RawZone, table: OpenedTable, through: LsnWindow) -> No
     raise RawZoneError(
         raw_zone=zone.uri,
         reason=f"table {name} (scd{table.scd}) was merged through {mark.lsn} of epoch "
-        f"{mark.epoch}, but the raw zone ends at {end.lsn} of epoch {end.epoch}, as after a restore "
-        "of an older copy. If the source is as before, run `pgcdc sync`: it captures the changes "
+        f"{mark.epoch}, but the raw zone ends at {end.lsn} of epoch {end.epoch}, as after a "
+        "restore of an older copy. If the source is as before, run `pgcdc sync`: it captures the changes "
         "in between again. If the source was restored too, merges would skip its new changes up to "
         f"the watermark: {remedy}",
     )

@@ -173,9 +173,7 @@ def _rows_by_operation(summaries: Iterable[WindowSummary]) -> Counter[str]:
     return counts
 
 
-def rows_missing(
-    capture: str, raw: dg.AssetKey, error: WindowUnavailable
-) -> dg.AssetCheckResult:
+def rows_missing(capture: str, raw: dg.AssetKey, error: WindowUnavailable) -> dg.AssetCheckResult:
     """Return the failed check of a window whose rows cannot be counted."""
     return dg.AssetCheckResult(
         asset_key=raw,

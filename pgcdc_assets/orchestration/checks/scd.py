@@ -18,6 +18,7 @@ import dagster as dg
 
 from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.orchestration.checks.invariants import INVARIANTS_IN_FULL, found, full_spec
+from pgcdc_assets.orchestration.checks.remedies import differing_rows
 from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
 from pgcdc_assets.orchestration.runs.failures import dagster_failures, raise_failed
@@ -280,9 +281,7 @@ def _not_compared(check: dg.AssetCheckKey) -> dg.AssetCheckResult:
     )
 
 
-def _compared(
-    capture: str, check: dg.AssetCheckKey, found: Comparison
-) -> dg.AssetCheckResult:
+def _compared(capture: str, check: dg.AssetCheckKey, found: Comparison) -> dg.AssetCheckResult:
     table = TableName(found.schema, found.table)
     return dg.AssetCheckResult(
         asset_key=check.asset_key,
