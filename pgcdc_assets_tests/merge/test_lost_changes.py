@@ -219,6 +219,7 @@ def test_rows_that_another_program_adds_to_an_empty_snapshot_are_not_applied(
 ) -> None:
     merge(spark, landing, _ITEMS_1)
     snapshots = landing.zone.snapshots.table
+    landing.land([])
     landing.copy([])
     landing.land([])
     rows = DeltaTable(snapshots.uri).to_pyarrow_table()

@@ -53,6 +53,7 @@ def merge_all(spark: SparkSession, landing: Landing) -> Merge:
 def _restore_older(landing: Landing, folder: Path, merge: Merge) -> Lsn:
     """Restore the raw zone from before a merged window; return the end of the window."""
     raw = Path(landing.zone.changes.table.uri).parent
+    assert not merge()
     shutil.copytree(raw, folder)
     end = landing.land(*_LOST).end
     assert not merge()
