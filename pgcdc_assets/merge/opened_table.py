@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -129,14 +130,15 @@ def check_not_ahead(zone: RawZone, table: OpenedTable, through: LsnWindow) -> No
         remedy = f"move {table.path} to another folder; the next merge creates the table again"
     else:
         captured, _ = zone.captured_on(epoch)
-        remedy = f"rebuild the table with: pgcdc rebuild {zone.name} {name} --through {captured}"
+        command = ["pgcdc", "rebuild", zone.name, name, "--through", str(captured)]
+        remedy = f"rebuild the table with: {shlex.join(command)}"
     raise RawZoneError(
         raw_zone=zone.uri,
         reason=f"table {name} (scd{table.scd}) was merged through {mark.lsn} of epoch "
         f"{mark.epoch}, but the raw zone ends at {end.lsn} of epoch {end.epoch}, as after a "
-        "restore of an older copy. If the source is as before, run `pgcdc sync`: it captures the changes "
-        "in between again. If the source was restored too, merges would skip its new changes up to "
-        f"the watermark: {remedy}",
+        "restore of an older copy. If the source is as before, run `pgcdc sync`: it captures the "
+        "changes in between again. If the source was restored too, merges would skip its new "
+        f"changes below the watermark: {remedy}",
     )
 
 
