@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from pgcdc_assets.capture.limits import CaptureLimits
-from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.raw.zone import RawZone
-
-# The highest watermark of the SCD tables in an epoch.
-MergedThrough = Callable[[int], Lsn | None]
-
-
-def nothing_merged(epoch: int) -> Lsn | None:
-    """Return None: the watermarks are not known, or there are none."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +19,6 @@ class CapturedSlot:
         slot: the slot's name.
         publication: the publication's name.
         limits: time limits and sizes.
-        merged_through: the highest watermark of the SCD tables, which is above the end of a raw
-            zone that was restored from an older copy.
     """
 
     settings: ConnectionSettings
@@ -37,4 +26,3 @@ class CapturedSlot:
     slot: str
     publication: str
     limits: CaptureLimits
-    merged_through: MergedThrough = nothing_merged

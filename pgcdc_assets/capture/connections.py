@@ -140,9 +140,7 @@ class SessionConnections:
             captured_through,
             settings=replace(limits.stream, plugin=options, as_stored=self._as_stored),
             watch=build_watch(conn, self._is_overdue, limits.total_seconds, lambda: self._notice),
-            check_timeline=lambda server: check_server_timeline(
-                zone, server, captured.merged_through
-            ),
+            check_timeline=lambda server: check_server_timeline(zone, server),
             on_notice=self._take_notice,
         )
         try:

@@ -18,9 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pgcdc_assets import failpoints
-from pgcdc_assets.capture.captured_slot import MergedThrough, nothing_merged
 from pgcdc_assets.capture.slot_owner import check_owner, check_restore, read_row, record_new_owner
-from pgcdc_assets.capture.source_checks import used_timelines
 from pgcdc_assets.errors import ConfigurationError, DefiniteError, SlotBusy, renewal_command
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.policies import SlotPolicy
@@ -62,7 +60,6 @@ def renew_epoch(
     *,
     adopt_slot: bool = False,
     slot_policy: SlotPolicy = _SLOT_POLICY,
-    merged_through: MergedThrough = nothing_merged,
 ) -> Epoch:
     """Create a new slot and record the next epoch. The tables need new snapshots after this call.
 
@@ -73,7 +70,6 @@ def renew_epoch(
         publication: the publication's name.
         adopt_slot: drop the slot even if another program has read the slot.
         slot_policy: how the capture treats its slot.
-        merged_through: as in `CapturedSlot`.
 
     Raises:
         ConfigurationError: the capture has no epoch yet, or the slot can continue.
@@ -98,7 +94,7 @@ def renew_epoch(
             check_failover(identity.server_version, identity.in_recovery)
         row = read_row(conn, slot_policy.heartbeat, read_slot_status(conn, slot))
         with server_timeline(settings) as server:
-            lost = _find_lost_wal(zone, old, server, row, merged_through)
+            lost = _find_lost_wal(zone, old, server, row)
         end = zone.changes.captured_through(old.epoch) or old.start_lsn
         copies = zone.snapshots.complete_snapshots()
         tables = [copy.name for copy in copies]
@@ -156,18 +152,14 @@ def renew_epoch(
 
 
 def _find_lost_wal(
-    zone: RawZone,
-    epoch: Epoch,
-    server: ServerTimeline,
-    row: HeartbeatRow | None,
-    merged_through: MergedThrough,
+    zone: RawZone, epoch: Epoch, server: ServerTimeline, row: HeartbeatRow | None
 ) -> Lsn | None:
     """Return the LSN above which the server lacks used WAL; 0 if unknown, None if it lacks none."""
     found = []
     try:
         branch = zone.captured_on(epoch)[1], zone.timeline_start(epoch)
         check_branch(zone.changes.table.uri, *branch, server)
-        for through, timeline in used_timelines(zone, epoch, merged_through):
+        for through, timeline in zone.used_timelines(epoch):
             shared = find_shared_end(timeline, through, server)
             if shared < through:
                 found.append(shared)

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.capture.cancellation import CancellationToken, Overdue, Work
-from pgcdc_assets.capture.captured_slot import CapturedSlot, MergedThrough, nothing_merged
+from pgcdc_assets.capture.captured_slot import CapturedSlot
 from pgcdc_assets.capture.connections import SessionConnections
 from pgcdc_assets.capture.heartbeats import Heartbeats
 from pgcdc_assets.capture.landing import Landing, UndecodableRows
@@ -85,7 +85,6 @@ class CaptureSession:
         limits: time limits and sizes.
         token: cancels the session from another thread.
         on_report: function that receives the reports about the capture, in the caller's thread.
-        merged_through: as in `CapturedSlot`.
     """
 
     def __init__(
@@ -97,12 +96,9 @@ class CaptureSession:
         limits: CaptureLimits | None = None,
         token: CancellationToken | None = None,
         on_report: Callable[[Report], None] | None = None,
-        merged_through: MergedThrough = nothing_merged,
     ) -> None:
         self._limits = limits or CaptureLimits()
-        self._captured = CapturedSlot(
-            settings, zone, slot, publication, self._limits, merged_through
-        )
+        self._captured = CapturedSlot(settings, zone, slot, publication, self._limits)
         self._diagnostics = Diagnostics(
             self._captured, on_report, source=lambda: self._connections.source
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pgcdc_assets.capture.captured_slot import MergedThrough, nothing_merged
 from pgcdc_assets.errors import ConfigurationError, RawZoneError, SlotBusy, renewal_command
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.connection import ConnectionSettings
@@ -85,27 +84,8 @@ def check_publication(conn: Connection, zone: RawZone, publication: str) -> None
         read_publication(conn, publication, tables, renewal_command(zone.name))
 
 
-def used_timelines(
-    zone: RawZone, epoch: Epoch, merged_through: MergedThrough
-) -> list[tuple[Lsn, int | None]]:
-    """Return the ends of the WAL that an epoch has used, each with its timeline.
-
-    Args:
-        merged_through: as in `CapturedSlot`. The SCD tables of a raw zone that was restored from an
-            older copy have changes of later WAL. If its source was restored too, merges would skip
-            the other changes that the source has there.
-    """
-    used, merged = zone.used_timelines(epoch), merged_through(epoch.epoch)
-    return used if merged is None else [*used, (merged, zone.captured_on(epoch)[1])]
-
-
-def check_server_timeline(
-    zone: RawZone, server: ServerTimeline, merged_through: MergedThrough = nothing_merged
-) -> None:
+def check_server_timeline(zone: RawZone, server: ServerTimeline) -> None:
     """Raise an error for a server that has lost the WAL of captured changes or of a snapshot.
-
-    Args:
-        merged_through: as in `used_timelines`.
 
     Raises:
         RawZoneError, DefiniteError, OSError: as `check_timeline`.
@@ -115,7 +95,7 @@ def check_server_timeline(
     captured_on = zone.captured_on(epoch)[1]
     check_branch(zone.changes.table.uri, captured_on, zone.timeline_start(epoch), server)
     if captured_on != server.number:
-        for through, timeline in used_timelines(zone, epoch, merged_through):
+        for through, timeline in zone.used_timelines(epoch):
             check_timeline(zone.changes.table.uri, timeline, through, server)
 
 

@@ -6,7 +6,6 @@ import argparse
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.capture.slot_owner import check_owner, check_restore, read_row, sync_remedy
@@ -22,7 +21,6 @@ from pgcdc_assets.errors import (
 from pgcdc_assets.orchestration.checks.source_tables import find_declared_moves, read_relation_ids
 from pgcdc_assets.orchestration.project import home
 from pgcdc_assets.orchestration.resources import PostgresResource
-from pgcdc_assets.orchestration.state import highest_watermark
 from pgcdc_assets.orchestration.table_list import look_at_tables
 from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.catalog import published_relations
@@ -129,8 +127,7 @@ def check_capture(
     if epoch is not None:
         try:
             with server_timeline(settings) as server:
-                merged_through = partial(highest_watermark, zone, capture)
-                check_server_timeline(zone, server, merged_through)
+                check_server_timeline(zone, server)
         except DefiniteError as error:
             findings.append(Finding("timeline", "error", str(error)))
         except (ConfigurationError, TransientError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,7 +14,6 @@ def run(options: argparse.Namespace) -> int:
     """Begin a new epoch of one capture."""
     from pgcdc_assets.capture.epoch import renew_epoch
     from pgcdc_assets.orchestration.project.code_location import load_location
-    from pgcdc_assets.orchestration.state import highest_watermark
 
     for loaded in load_location(options.module).select(options.name):
         capture = loaded.capture
@@ -28,7 +26,6 @@ def run(options: argparse.Namespace) -> int:
             capture.publication,
             adopt_slot=options.adopt_slot,
             slot_policy=capture.slot_policy,
-            merged_through=partial(highest_watermark, zone, capture),
         )
         end = old and (zone.changes.captured_through(old.epoch) or old.start_lsn)
         print(

@@ -123,12 +123,6 @@ def lowest_watermark(zone: RawZone, table: CdcTable) -> Position | None:
     return min(marks) if marks and len(marks) == len(table.scd) else None
 
 
-def highest_watermark(zone: RawZone, capture: CdcCapture, epoch: int) -> Lsn | None:
-    """Return the highest watermark of the SCD tables in an epoch; None without one."""
-    marks = [mark for table in capture.tables for mark in watermarks(zone, table)]
-    return max((mark.lsn for mark in marks if mark.epoch == epoch), default=None)
-
-
 def captured_through(zone: RawZone, epoch: Epoch) -> Position:
     """Return the end of the raw zone: the end of the newest window, else the epoch's start."""
     return Position(epoch.epoch, zone.changes.captured_through(epoch.epoch) or epoch.start_lsn)

@@ -10,12 +10,11 @@ import pytest
 
 from pgcdc_assets.capture.epoch import renew_epoch
 from pgcdc_assets.capture.limits import CaptureLimits
-from pgcdc_assets.capture.session import CaptureSession
 from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.cli.check import check_capture
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConfigurationError, RawZoneError
-from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.policies import HeartbeatPolicy, SlotPolicy
 from pgcdc_assets.postgres.heartbeat import create_table_sql
 from pgcdc_assets.raw.zone import RawZone
@@ -133,59 +132,3 @@ def test_a_server_restored_from_a_cold_copy_stops_the_capture_until_it_is_renewe
         with pytest.raises(ConfigurationError, match="extra does not exist"):
             _take_snapshot(capturing, EXTRA)
         assert _errors(capturing) == []
-
-
-@pytest.mark.sampled
-def test_a_source_and_a_raw_zone_that_were_restored_to_one_time_stop_the_capture(
-    own_server: EmbeddedServer, zone: RawZone, tmp_path: Path
-) -> None:
-    """The SCD tables were not restored: merges would skip the changes below their watermarks."""
-    server, raw = own_server.start(), Path(zone.uri)
-    capturing = _capturing(server, zone)
-    capturing.begin_with_one_insert()
-    capturing.capture()
-    server.stop()
-    _copy(server.data_dir, tmp_path / "server")
-    shutil.copytree(raw, tmp_path / "raw")
-    server.start()
-    capturing = _capturing(server, zone)
-    capturing.database.execute("insert into t select generate_series(2, 2000)")
-    capturing.capture()
-    merged = capturing.captured_through()
-    server.stop()
-    _copy(tmp_path / "server", server.data_dir)
-    (server.data_dir / "standby.signal").touch()
-    shutil.chown(server.data_dir / "standby.signal", *_owner(server.data_dir))
-    shutil.rmtree(raw)
-    shutil.copytree(tmp_path / "raw", raw)
-    server.start()
-
-    capturing = _capturing(server, RawZone(zone.lake, zone.name))
-    assert capturing.database.value("select pg_promote()")
-    while capturing.flush_lsn() <= merged:
-        capturing.database.execute("insert into t select generate_series(10000, 12000)")
-
-    def merged_through(epoch: int) -> Lsn | None:
-        return merged if epoch == 1 else None
-
-    end = capturing.window().end
-    session = CaptureSession(
-        capturing.settings,
-        capturing.zone,
-        capturing.slot,
-        "pub",
-        merged_through=merged_through,
-    )
-    with session, pytest.raises(RawZoneError, match=f"captured through {merged} .*pgcdc renew"):
-        session.land(LsnWindow.of(1, capturing.captured_through(), end))
-    with pytest.raises(ConfigurationError, match="can continue"):
-        renew_epoch(capturing.settings, capturing.zone, capturing.slot, "pub")
-    renewed = renew_epoch(
-        capturing.settings, capturing.zone, capturing.slot, "pub", merged_through=merged_through
-    )
-    assert (renewed.epoch, renewed.timeline) == (2, 2)
-    assert renewed.shared_through is not None and renewed.shared_through < merged
-
-
-def _owner(path: Path) -> tuple[str, str]:
-    return path.owner(), path.group()

@@ -10,7 +10,6 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -46,7 +45,6 @@ from pgcdc_assets.orchestration.sensors.next_window import (
     plan_window,
 )
 from pgcdc_assets.orchestration.sensors.window_keys import find_unrecorded
-from pgcdc_assets.orchestration.state import highest_watermark
 from pgcdc_assets.policies import StreamPolicy
 from pgcdc_assets.postgres.stream.plugin_options import Origin, PluginOptions, Streaming
 from pgcdc_assets.postgres.stream.request import StreamSettings
@@ -122,7 +120,6 @@ def build_raw_asset(
                     capture.publication,
                     limits,
                     on_report=RunReports(context, spec.key).record,
-                    merged_through=partial(highest_watermark, zone, capture),
                 )
             )
             landing = _Landing(context, capture, zone, session)
