@@ -20,7 +20,7 @@ class Activity:
 
     Attributes:
         name: description such as `snapshot of shop.orders`.
-        unit: unit of `count`; empty without a count.
+        unit: unit of `count` in the plural; empty without a count.
         count: number of units done.
         is_done: the activity has ended without an error.
     """
@@ -42,7 +42,8 @@ class Activity:
         self._seconds, self.is_done = time.monotonic() - self._began, True
 
     def __str__(self) -> str:
-        figures = f"{self.count:,} {self.unit}, " if self.unit else ""
+        unit = self.unit.removesuffix("s") if self.count == 1 else self.unit
+        figures = f"{self.count:,} {unit}, " if unit else ""
         return f"{self.name}: {figures}{self.seconds:.1f} s"
 
 

@@ -1,4 +1,4 @@
-"""Parts of sentences: the texts of other libraries' errors, and the first of many names."""
+"""Parts of sentences: texts of other libraries' errors, the first of many names, counts."""
 
 from __future__ import annotations
 
@@ -30,3 +30,8 @@ def first_names(names: Sequence[str], most: int) -> str:
     """Return the first names of a list, and the number of the others."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number and a noun, in the plural for any other number than 1."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

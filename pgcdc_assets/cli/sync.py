@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from pgcdc_assets.cli.output import complain, say
 from pgcdc_assets.cli.progress import progress
+from pgcdc_assets.error_text import counted
 from pgcdc_assets.errors import ConfigurationError, PgcdcError
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ def _summary(report: object) -> str:
     assert isinstance(report, SyncReport)
     parts = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in report.seconds.items())
     return (
-        f"{report.name}: captured and merged through {report.barrier}: {report.change_count} "
-        f"changes in {report.window_count} windows, {report.merge_count} merges ({parts})"
+        f"{report.name}: captured and merged through {report.barrier}: "
+        f"{counted(report.change_count, 'change')} in {counted(report.window_count, 'window')}, "
+        f"{counted(report.merge_count, 'merge')} ({parts})"
     )

@@ -132,18 +132,28 @@ class TableRestored(TableDamaged):
 
     Attributes:
         version: of the RESTORE or CLONE.
-        before: the version before it.
+        before: the version before it; None if a merge followed the older rows, so that a second
+            RESTORE would lose its changes.
     """
 
     message = (
         "The Delta table {path} lacks changes that were merged: its version {version} is a RESTORE "
         "or CLONE of older rows, which does not reset the watermark. Rebuild the table from the "
-        "raw zone with: pgcdc rebuild {capture}. Or undo version {version} in Spark: RESTORE TABLE "
-        "delta.`{path}` TO VERSION AS OF {before}"
+        "raw zone with: pgcdc rebuild {capture}{undo}"
     )
 
     version: int = 0
-    before: int = 0
+    before: int | None = 0
+
+    @property
+    def undo(self) -> str:
+        """The sentence about a second RESTORE; empty if it would lose changes."""
+        if self.before is None:
+            return ""
+        return (
+            f". Or undo version {self.version} in Spark: RESTORE TABLE delta.`{self.path}` TO "
+            f"VERSION AS OF {self.before}"
+        )
 
 
 class MergeConflict(DefiniteError):

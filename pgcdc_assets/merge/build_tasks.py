@@ -28,6 +28,7 @@ from pgcdc_assets.merge.lost_changes import miscount_error, snapshot_error, unre
 from pgcdc_assets.merge.opened_table import (
     OpenedTable,
     check_log_is_there,
+    check_not_ahead,
     lowest_start,
     open_scd_table,
     stored_key,
@@ -131,6 +132,8 @@ def build_tasks(
         limits = Limits(limit or StepLimit(), sizes, _names(table, relations))
         skips = skips_to_snapshot or stops.is_replaced(table, snapshots)
         try:
+            if not is_bounded:
+                check_not_ahead(zone, table, through)
             plan, waits_for = stops.plan(
                 table.target,
                 table.scd,

@@ -33,10 +33,7 @@ def miscount_error(zone: RawZone, plan: Plan, landed: LandedRows, found: int) ->
             "counted. Nothing was merged. Run it again."
         )
     name = plan.target.qualified_name
-    if found < landed.row_count:
-        what, remedy = "deleted rows, or files", "Restore the rows from a backup"
-    else:
-        what, remedy = "added rows", "Delete the added rows"
+    what, remedy = _explain_difference(landed.row_count, found)
     return RawZoneError(
         raw_zone=zone.changes.table.uri,
         reason=f"{landed.row_count} changes of {name} were landed between {start} and {end} "
@@ -53,14 +50,22 @@ def snapshot_error(zone: RawZone, plan: Plan, snapshot: Snapshot, landed: int) -
         landed: number of rows at the commit of the snapshot.
     """
     store = zone.snapshots if snapshot is plan.snapshot else zone.partial_snapshots
+    what, remedy = _explain_difference(landed, snapshot.row_count)
     return RawZoneError(
         raw_zone=store.table.uri,
         reason=f"{landed} rows of {plan.target.qualified_name} were landed as the snapshot at "
         f"{snapshot.snapshot_lsn} (epoch {snapshot.epoch}), but the files contain "
-        f"{snapshot.row_count}, so another program has changed them. Nothing of the snapshot was "
-        "merged into the table. Restore the rows from a backup. Otherwise the table needs a new "
-        f"snapshot. {_snapshot_remedy(zone, plan)}",
+        f"{snapshot.row_count}, so another program has {what}. Nothing of the snapshot was merged "
+        f"into the table. {remedy}. Otherwise the table needs a new snapshot. "
+        f"{_snapshot_remedy(zone, plan)}",
     )
+
+
+def _explain_difference(landed: int, found: int) -> tuple[str, str]:
+    """Return what another program has done to landed rows, and the remedy."""
+    if found < landed:
+        return "deleted rows, or files", "Restore the rows from a backup"
+    return "added rows", "Delete the added rows"
 
 
 def _snapshot_remedy(zone: RawZone, plan: Plan) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pgcdc_assets.errors import ConfigurationError, MergeConflict, TableDamaged
-from pgcdc_assets.lsn import Lsn, Position
+from pgcdc_assets.errors import ConfigurationError, MergeConflict, RawZoneError, TableDamaged
+from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.source_relations import SourceRelations
@@ -15,6 +16,7 @@ from pgcdc_assets.raw.table_ends import TableEnd, find_table_end
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
+from pgcdc_assets.tables.ahead_of_raw import RawEnd
 from pgcdc_assets.tables.merge_notes import followed_relation
 from pgcdc_assets.tables.properties import KEY, parse_key
 from pgcdc_assets.tables.state import ScdState, read_scd_state, table_path
@@ -104,6 +106,41 @@ def open_scd_table(zone: RawZone, target: CdcTable, scd: int, root: str | None) 
     path = table_path(zone.lake, zone.name, target.schema, target.table, scd, root)
     zone.lake.check_folder(target.qualified_name, path)
     return OpenedTable(target, scd, path, read_scd_state(zone.lake, zone.name, path), started)
+
+
+def check_not_ahead(zone: RawZone, table: OpenedTable, through: LsnWindow) -> None:
+    """Check that the raw zone is not older than the table, as after a restore of the raw zone.
+
+    The changes between the end of the raw zone and the watermark would be skipped. If the source
+    was restored too, these are not the changes that the table has.
+
+    Args:
+        through: the newest window of the merge.
+
+    Raises:
+        RawZoneError: the watermark is above the end of the raw zone.
+    """
+    mark = table.watermark
+    if mark is None or mark <= through.end_position:
+        return
+    raw_end = RawEnd.read(zone)
+    assert raw_end is not None
+    end = raw_end.of(table.target.name)
+    if mark <= end:
+        return
+    name, captured = table.target.qualified_name, raw_end.captured
+    if mark.epoch > captured.epoch:
+        remedy = f"move {table.path} to another folder; the next merge creates the table again"
+    else:
+        command = ["pgcdc", "rebuild", zone.name, name, "--through", str(captured.lsn)]
+        remedy = f"rebuild the table with: {shlex.join(command)}"
+    raise RawZoneError(
+        raw_zone=zone.uri,
+        reason=f"table {name} (scd{table.scd}) was merged through {mark.lsn} of epoch "
+        f"{mark.epoch}, but the raw zone ends at {end.lsn} of epoch {end.epoch}, as after a "
+        "restore of an older copy. Merges would skip the changes below the watermark that were "
+        f"captured since then. Restore both from one time, or {remedy}",
+    )
 
 
 def check_log_is_there(

@@ -24,6 +24,7 @@ from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import TableName
+from pgcdc_assets.tables.ahead_of_raw import RawEnd
 from pgcdc_assets.tables.keyed_snapshots import newest_without_key
 from pgcdc_assets.tables.schema_gate import SchemaGate, find_gates, gate_after, read_gate
 from pgcdc_assets.tables.state import read_watermark
@@ -40,8 +41,8 @@ class TableState:
         partial_at: the position of the newest partial snapshot that a merge can apply, because all
             earlier changes are captured; None without a snapshot.
         waiting_changes: landed changes that are not merged.
-        is_broken: the SCD table cannot be read; its merge raises the error, and other tables are
-            merged.
+        is_broken: the SCD table cannot be read, or is ahead of the raw zone, as after a restore;
+            its merge raises the error, and other tables are merged.
         gate: the open schema events of the table; None without an open event.
         is_stopped: the table's setting is `ask` or `stop`, and an open schema event stops the
             table until a person takes a new snapshot; or the table needs a key, and has lost it.
@@ -248,7 +249,7 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
         if has_left and waiting == 0 and not is_stopped:
             # The table waits for a snapshot that is never taken.
             merged = through
-        is_broken = (table, scd) in broken
+        is_broken = (table, scd) in broken or _is_ahead(zone, table, watermark, through)
         states.append(
             TableState(
                 table,
@@ -270,6 +271,20 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
 
 def _is_before(watermark: Position | None, copied: Position | None) -> bool:
     return watermark is not None and copied is not None and watermark < copied
+
+
+def _is_ahead(
+    zone: RawZone, table: CdcTable, watermark: Position | None, through: Position
+) -> bool:
+    """Return whether the raw zone is older than a table.
+
+    Args:
+        through: an earlier reading of the end of the raw zone.
+    """
+    if watermark is None or watermark <= through:
+        return False
+    end = RawEnd.read(zone)
+    return end is not None and watermark > end.of(table.name)
 
 
 def _has_lost_key(zone: RawZone, table: CdcTable) -> bool:

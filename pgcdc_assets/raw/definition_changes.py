@@ -277,10 +277,13 @@ def _is_only_cleared(after: TableDefinition, old: Column, new: Column) -> bool:
 
     The rewrite of a table first writes the row of pg_class, with the new file, and then clears the
     values. ALTER TYPE writes the column's row before it rewrites the table. The numbers of the
-    commands show the order, if one transaction has written both rows. SET DEFAULT after ALTER TYPE
-    in one transaction writes the column's row again, and a row of pg_attrdef.
+    commands show the order, if one transaction has written both rows. A later statement of the
+    transaction may write the column's row again. ALTER TYPE writes the row of pg_attrdef of a
+    column with a default again, and SET NOT NULL shows in the column itself.
     """
     if old.missing is None or new.missing is not None:
+        return False
+    if None not in (old.not_null, new.not_null) and old.not_null != new.not_null:
         return False
     attnum = new.attnum or 0
     column, table = after.column_versions[attnum], after.class_version

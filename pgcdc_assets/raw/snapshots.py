@@ -221,7 +221,7 @@ class SnapshotStore:
         entries = [] if loaded is None else self.table.remaining_entries(loaded)
         found = {}
         for record in (record for entry in entries for record in entry.records):
-            if record.get(name):
+            if record.get(name) is not None:
                 epoch, schema, table = record["copy"]
                 found[epoch, Lsn.parse(record["snapshot_lsn"]), schema, table] = record[name]
         return found

@@ -43,6 +43,7 @@ class Step:
         mark: distinguishes the write from other writes with the same number.
         has_changes: the write is more than a new watermark.
         snapshots: positions of the snapshots in the contents that a rebuild has written.
+        follows: the version of the table that the write was planned for; None: not recorded.
     """
 
     app_id: str
@@ -51,6 +52,7 @@ class Step:
     mark: str = field(default_factory=lambda: str(uuid4()))
     has_changes: bool = True
     snapshots: tuple[Position, ...] = ()
+    follows: int | None = None
 
     @property
     def metadata(self) -> str:
@@ -62,6 +64,8 @@ class Step:
             written["changes"] = False
         if self.snapshots:
             written["snapshots"] = [[epoch, str(lsn)] for epoch, lsn in self.snapshots]
+        if self.follows is not None:
+            written["follows"] = self.follows
         return json.dumps({"pgcdc": written})
 
     @property
@@ -84,7 +88,7 @@ class Step:
 
     def keeping(self, position: Position | None) -> Step:
         """Return another write with the same number and this position."""
-        return Step(self.app_id, self.number, position)
+        return Step(self.app_id, self.number, position, follows=self.follows)
 
 
 def fence_app_id(name: str) -> str:
@@ -189,7 +193,9 @@ def check_not_restored(lake: Lake, table: DeltaTable, path: str, name: str) -> N
     """Check that the rows are not older than the watermark, as after a RESTORE by the owner.
 
     Delta's RESTORE and CLONE bring back files and properties, but no application transaction. The
-    next merge would begin at the watermark, and the changes before it would be lost.
+    next merge would begin at the watermark, and the changes before it would be lost. So would those
+    that a RESTORE has taken from a merge between its plan and its commit: Spark then merges into
+    the older rows. The rows of this merge follow the older rows, and no second RESTORE helps.
 
     Raises:
         TableRestored: the rows lack changes that were merged.
@@ -198,22 +204,53 @@ def check_not_restored(lake: Lake, table: DeltaTable, path: str, name: str) -> N
     if fence is None:
         return
     restores: list[tuple[int, int | None]] = []
-    written = 0
-    for written, lines in _commits(lake, table, path):
+    # The version whose rows the RESTOREs have replaced, and the version that a write was planned
+    # for which may have followed RESTOREs.
+    at, planned = table.version(), None
+    version = at
+    for version, lines in _commits(lake, table, path):
         step = _parse_step(lines, fence_app_id(name))
         if step is None:
             operation, parameters = _parse_operation(lines)
             if operation in ("RESTORE", "CLONE"):
-                restores.append((written, _restored_version(parameters)))
+                restores.append((version, _restored_version(parameters)))
         elif step.has_changes or not restores:
-            break
-    # The newest RESTORE brings back a version, whose rows an earlier RESTORE may have brought back.
-    at = table.version()
+            _check_restores(path, restores, at, version, is_merged=planned is not None)
+            if step.follows is None or step.follows >= version - 1:
+                return
+            restores, at, planned = [], version - 1, step.follows
+        if planned is not None and version - 1 <= planned and not restores:
+            return
+    _check_restores(path, restores, at, version, is_merged=planned is not None)
+
+
+def _check_restores(
+    path: str,
+    restores: Iterable[tuple[int, int | None]],
+    at: int,
+    written: int,
+    *,
+    is_merged: bool,
+) -> None:
+    """Check that RESTOREs have not brought back rows from before a write.
+
+    The newest RESTORE brings back a version, whose rows an earlier RESTORE may have brought back.
+
+    Args:
+        restores: the version of each RESTORE and the version that it brings back, the newest first.
+        at: the version whose rows count.
+        written: the version of the write.
+        is_merged: a later write follows the rows.
+
+    Raises:
+        TableRestored: they have.
+    """
     for version, restored in restores:
         if version > at:
             continue
         if restored is None or restored < written:
-            raise TableRestored(path=path, version=version, before=version - 1)
+            before = None if is_merged else version - 1
+            raise TableRestored(path=path, version=version, before=before)
         at = restored
 
 
@@ -313,7 +350,10 @@ def _parse_step(lines: Iterable[bytes], app_id: str) -> Step | None:
         position, has_changes = max(recorded, default=None), not recorded
     named = written.get("snapshots", ())
     snapshots = tuple(Position(int(epoch), Lsn.parse(lsn)) for epoch, lsn in named)
-    return Step(app_id, number, position, str(written.get("write")), has_changes, snapshots)
+    follows = written.get("follows")
+    return Step(
+        app_id, number, position, str(written.get("write")), has_changes, snapshots, follows
+    )
 
 
 def _parse_metadata(text: str | None) -> dict[str, Any]:

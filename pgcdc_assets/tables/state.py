@@ -186,8 +186,10 @@ def next_step(zone: RawZone, state: ScdState | None, epoch: int, watermark: Lsn)
     Args:
         state: None if the write creates the table.
     """
-    number = 0 if state is None else state.fence
-    return Step(fence_app_id(zone.name), number + 1, Position(epoch, watermark))
+    position = Position(epoch, watermark)
+    if state is None:
+        return Step(fence_app_id(zone.name), 1, position)
+    return Step(fence_app_id(zone.name), state.fence + 1, position, follows=state.version)
 
 
 def check_not_overtaken(zone: RawZone, path: str, state: ScdState) -> None:

@@ -31,6 +31,14 @@ _REWRITES = {
         "alter table {t} alter c type int using c * 100;alter table {t} alter c set default 500",
         "table_rewritten!",
     ),
+    "using_and_not_null": (
+        "alter table {t} add c int default 5; alter table {t} alter c drop default",
+        "alter table {t} alter c type int using c * 100;alter table {t} alter c set not null",
+        "table_rewritten!",
+    ),
+    "not_null": (
+        "alter table {t} add c int default 5", "alter table {t} alter c set not null", "",
+    ),
     "vacuumed": ("", "vacuum full {t}", ""),
     "full_default": ("alter table {t} add c int default 5", "vacuum full {t}", ""),
     "clustered": ("alter table {t} add c int default 5", "cluster {t} using {t}_pkey", ""),

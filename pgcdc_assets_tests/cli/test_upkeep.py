@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,9 @@ def test_upkeep_needs_no_source_and_a_failed_capture_does_not_stop_the_next(
     module = locations.write(database, MODULE.format(slot=f"s_{database.name}"))
     lake = Lake(str(tmp_path / "lake"))
     assert main(["sync", "-m", module]) == 0
+    # The message of the new slot is no change of a table.
+    summary = r"^first: captured and merged through \S+: 0 changes in 1 window, 1 merge \("
+    assert re.search(summary, capsys.readouterr().out, re.MULTILINE)
     assert _unsaved(lake, "first") > 0 < _unsaved(lake, "second")
     monkeypatch.setenv("PGCDC_DSN", NOWHERE)
 

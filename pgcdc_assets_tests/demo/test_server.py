@@ -89,6 +89,23 @@ def test_committed_rows_survive_a_kill(own_server: EmbeddedServer) -> None:
     assert database.query("select id from kept") == [(1,)]
 
 
+def test_a_removed_server_leaves_no_shared_memory(own_server: EmbeddedServer) -> None:
+    """A machine has 4,096 segments for all servers, and a container 64 MB in /dev/shm."""
+    database = Database(own_server.start(), "postgres")
+    assert database.value("show dynamic_shared_memory_type") == "mmap"
+    lines = (own_server.data_dir / "postmaster.pid").read_text().splitlines()
+    segment = lines[6].split()[1]
+    assert segment in _segments()
+    own_server.remove()
+    assert segment not in _segments()
+
+
+def _segments() -> set[str]:
+    """Return the ids of the segments of System V shared memory."""
+    rows = Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
+    return {row.split()[1] for row in rows}
+
+
 def test_settings_are_taken_at_the_next_start(own_server: EmbeddedServer) -> None:
     own_server.settings["wal_level"] = "replica"
     own_server.settings["cluster_name"] = "it's ours"

@@ -212,3 +212,21 @@ def test_a_snapshot_with_lost_rows_is_not_applied(
     failures, reports = _merge_all(spark, landing, _ITEMS)
     assert not failures, failures[0].error
     assert [report.row_count for report in reports] == [4, 4]
+
+
+def test_rows_that_another_program_adds_to_an_empty_snapshot_are_not_applied(
+    spark: SparkSession, landing: Landing
+) -> None:
+    merge(spark, landing, _ITEMS_1)
+    snapshots = landing.zone.snapshots.table
+    landing.land([])
+    landing.copy([])
+    landing.land([])
+    rows = DeltaTable(snapshots.uri).to_pyarrow_table()
+    at = pa.array([landing.lsn - 0x10] * rows.num_rows, rows.schema.field("snapshot_lsn").type)
+    added = rows.set_column(rows.schema.get_field_index("snapshot_lsn"), "snapshot_lsn", at)
+    write_deltalake(snapshots.uri, added, mode="append")
+    failures, _ = _merge_all(spark, landing, _ITEMS_1)
+    assert len(failures) == 1
+    assert "0 rows of shop.items were landed as the snapshot at " in str(failures[0].error)
+    assert "contain 1, so another program has added rows" in str(failures[0].error)

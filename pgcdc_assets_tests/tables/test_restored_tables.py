@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
@@ -17,6 +18,7 @@ from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets_tests.support.merge.history import Landing, column, insert, relation, update
 from pgcdc_assets_tests.support.merge.one_table import merge
+from pgcdc_assets_tests.support.merge.races import during_the_write, right_before_the_write
 from pgcdc_assets_tests.support.merge.small_tables import merge_by_spark, merge_together
 
 pytestmark = pytest.mark.spark
@@ -154,3 +156,56 @@ def test_a_clone_over_a_table_is_refused_until_a_rebuild(
     _refused(spark, landing, target)
     rebuild_table(spark, zone, target, 1)
     assert _rows(spark, path) == [(1, "A"), (2, "B"), (3, "c")]
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("target", _TARGETS.values(), ids=_TARGETS)
+def test_a_restore_between_the_plan_and_the_write_of_a_merge_is_noticed(
+    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch, target: CdcTable
+) -> None:
+    """Spark merges into the older rows, and the commit of the merge is newer than the RESTORE."""
+    merge_by_spark(monkeypatch)
+    landing, path, version = _merged(spark, zone, target)
+    landing.land([update("2", "B")])
+    with right_before_the_write(spark, lambda: _by_delta_rs(spark, path, version)):
+        _refused(spark, landing, target)
+    landing.land([insert("4", "d")])
+    for _ in range(2):
+        error = _refused(spark, landing, target)
+        assert error.before is None and "undo" not in str(error)
+    rebuild_table(spark, zone, target, target.scd[0])
+    landing.land([update("3", "C")])
+    merge(spark, landing, target)
+    assert _rows(spark, path) == [(1, "A"), (2, "B"), (3, "C"), (4, "d")]
+
+
+@pytest.mark.sampled
+def test_a_restore_of_the_newest_merge_before_the_write_of_the_next_is_no_obstacle(
+    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merge_by_spark(monkeypatch)
+    target = _TARGETS["scd1"]
+    landing, path, _ = _merged(spark, zone, target)
+    version = DeltaTable(path).version()
+    spark.sql(f"UPDATE {delta_table(path)} SET v = 'mine'")
+    landing.land([insert("4", "d")])
+    with right_before_the_write(spark, lambda: _by_spark(spark, path, version)):
+        merge(spark, landing, target)
+    landing.land([insert("5", "e")])
+    merge(spark, landing, target)
+    assert [key for key, _ in _rows(spark, path)] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.sampled
+def test_changes_that_a_restore_takes_from_a_merge_that_writes_are_noticed(
+    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Delta refuses a write beside a RESTORE of files that the write has read."""
+    merge_by_spark(monkeypatch)
+    target = _TARGETS["scd1"]
+    landing, path, version = _merged(spark, zone, target)
+    landing.land([insert("4", "d")])
+    with during_the_write(spark, tmp_path, lambda: _by_delta_rs(spark, path, version)):
+        (report,) = merge_tables(spark, zone, [target], landing.windows[-1])
+    assert isinstance(report, MergeFailure)
+    _refused(spark, landing, target)

@@ -157,7 +157,7 @@ def _land_or_judge(
     try:
         return landing.land(window)
     except WindowUnavailable as error:
-        yield evaluation_of(rows_missing(raw, error))
+        yield evaluation_of(rows_missing(landing.zone.name, raw, error))
         raise
 
 

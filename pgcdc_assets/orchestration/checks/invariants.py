@@ -15,6 +15,7 @@ import dagster as dg
 
 from pgcdc_assets.lsn import Position
 from pgcdc_assets.merge import MergeReport
+from pgcdc_assets.orchestration.checks.remedies import broken_rules
 from pgcdc_assets.orchestration.runs.failures import sentence_of
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
@@ -50,8 +51,9 @@ def full_spec(key: dg.AssetKey, scd: int) -> dg.AssetCheckSpec:
     )
 
 
-def found(check: dg.AssetCheckKey, findings: Findings) -> dg.AssetCheckResult:
+def found(capture: str, check: dg.AssetCheckKey, findings: Findings) -> dg.AssetCheckResult:
     """Return the result of a check: counts, but no values of rows."""
+    table = TableName(findings.schema, findings.table)
     since = findings.since
     metadata: dict[str, Any] = {
         "rows_looked_at": float(findings.row_count),
@@ -69,6 +71,7 @@ def found(check: dg.AssetCheckKey, findings: Findings) -> dg.AssetCheckResult:
         check_name=check.name,
         passed=findings.is_sound,
         severity=dg.AssetCheckSeverity.ERROR,
+        description=None if findings.is_sound else broken_rules(capture, table),
         metadata=metadata,
     )
 
@@ -182,4 +185,4 @@ class MergeChecks:
         except Exception as error:
             yield not_checked(check, error)
         else:
-            yield found(check, findings)
+            yield found(self.zone.name, check, findings)

@@ -7,6 +7,7 @@ sensor evaluates all of them except the replica identity.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -17,6 +18,7 @@ from pgcdc_assets.orchestration.checks.identities import (
     REPLICA_IDENTITY,
     check_identities,
 )
+from pgcdc_assets.orchestration.checks.remedies import lost_rows, lost_windows, parked_rows
 from pgcdc_assets.orchestration.checks.schema_changes import SCHEMA_CHANGES, check_schema_changes
 from pgcdc_assets.orchestration.checks.source_tables import read_relation_ids, read_table_places
 from pgcdc_assets.orchestration.names import Names, StepKeys
@@ -66,6 +68,7 @@ def check_windows(
             asset_key=raw,
             check_name=WITHOUT_GAPS,
             passed=not holes,
+            description=lost_windows(zone.name, holes) if holes else None,
             metadata={
                 "epoch": first.epoch,
                 "start_lsn": str(first.start),
@@ -73,12 +76,17 @@ def check_windows(
                 "holes": ", ".join(holes) or "none",
             },
         ),
-        _check_counts(raw, recounts),
+        _check_counts(zone.name, raw, recounts, tables),
         _check_parked_rows(zone, raw, recounts, tables),
     ]
 
 
-def _check_counts(raw: dg.AssetKey, recounts: Sequence[Recount]) -> dg.AssetCheckResult:
+def _check_counts(
+    capture: str,
+    raw: dg.AssetKey,
+    recounts: Sequence[Recount],
+    tables: Collection[TableName],
+) -> dg.AssetCheckResult:
     """Compare the rows of each window with the decoded rows, by table and operation."""
     wrong = [recount for recount in recounts if not recount.is_complete]
     decoded = _rows_by_operation(recount.decoded for recount in recounts)
@@ -103,14 +111,27 @@ def _check_counts(raw: dg.AssetKey, recounts: Sequence[Recount]) -> dg.AssetChec
             ),
         ),
     }
+    description = None
     if wrong:
         metadata["reason"] = (
             f"the raw zone holds {wrong[0].found.row_count} of the "
             f"{wrong[0].decoded.row_count} rows landed"
         )
+        changed = [name for name in tables if any(map(partial(_differs, name), wrong))]
+        description = lost_rows(capture, wrong[0].decoded.window.key, changed)
     return dg.AssetCheckResult(
-        asset_key=raw, check_name=COUNTED_AS_DECODED, passed=not wrong, metadata=metadata
+        asset_key=raw,
+        check_name=COUNTED_AS_DECODED,
+        passed=not wrong,
+        description=description,
+        metadata=metadata,
     )
+
+
+def _differs(table: TableName, recount: Recount) -> bool:
+    """Return whether the rows of a table are not those that were decoded."""
+    name = table.record_name
+    return recount.decoded.counts.get(name, {}) != recount.found.counts.get(name, {})
 
 
 def _check_parked_rows(
@@ -135,6 +156,7 @@ def _check_parked_rows(
         asset_key=raw,
         check_name=NO_PARKED_ROWS,
         passed=not waiting,
+        description=parked_rows(zone.name, reasons, waiting) if waiting else None,
         metadata={
             "parked_row_count": float(in_windows.total()),
             "tables": ", ".join(map(str, sorted(waiting))) or "none",
@@ -151,12 +173,13 @@ def _rows_by_operation(summaries: Iterable[WindowSummary]) -> Counter[str]:
     return counts
 
 
-def rows_missing(raw: dg.AssetKey, error: WindowUnavailable) -> dg.AssetCheckResult:
+def rows_missing(capture: str, raw: dg.AssetKey, error: WindowUnavailable) -> dg.AssetCheckResult:
     """Return the failed check of a window whose rows cannot be counted."""
     return dg.AssetCheckResult(
         asset_key=raw,
         check_name=COUNTED_AS_DECODED,
         passed=False,
+        description=str(error.in_capture(capture)),
         metadata={"window": error.window, "reason": error.reason},
     )
 

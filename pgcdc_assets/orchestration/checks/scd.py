@@ -18,6 +18,7 @@ import dagster as dg
 
 from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.orchestration.checks.invariants import INVARIANTS_IN_FULL, found, full_spec
+from pgcdc_assets.orchestration.checks.remedies import differing_rows
 from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
 from pgcdc_assets.orchestration.runs.failures import dagster_failures, raise_failed
@@ -143,7 +144,7 @@ class _CheckRun:
                 elif check.name == REGISTERED:
                     registered[CatalogTable(table.name, scd, self._path(table, scd))] = check
                 elif check.name == INVARIANTS_IN_FULL:
-                    yield check, found(check, self._invariants(table, scd))
+                    yield check, found(self.zone.name, check, self._invariants(table, scd))
                 elif is_change_log(self.zone, table):
                     yield check, _not_compared(check)
                 else:
@@ -214,7 +215,7 @@ class _CheckRun:
                     yield check, outcome.error
                 else:
                     record_comparison(self.zone, uncertain, outcome)
-                    yield check, _compared(check, outcome)
+                    yield check, _compared(self.zone.name, check, outcome)
 
 
 @contextlib.contextmanager
@@ -280,11 +281,13 @@ def _not_compared(check: dg.AssetCheckKey) -> dg.AssetCheckResult:
     )
 
 
-def _compared(check: dg.AssetCheckKey, found: Comparison) -> dg.AssetCheckResult:
+def _compared(capture: str, check: dg.AssetCheckKey, found: Comparison) -> dg.AssetCheckResult:
+    table = TableName(found.schema, found.table)
     return dg.AssetCheckResult(
         asset_key=check.asset_key,
         check_name=check.name,
         passed=found.is_equal,
+        description=None if found.is_equal else differing_rows(capture, table),
         metadata={
             "source_row_count": float(found.source_rows),
             "target_row_count": float(found.target_rows),

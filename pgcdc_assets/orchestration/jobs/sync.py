@@ -354,11 +354,7 @@ class _Sync:
         if part != "capture":
             return
         for event in result.get_asset_materialization_events():
-            metadata = event.materialization.metadata
-            self.report.window_count += 1
-            count = metadata["dagster/partition_row_count"]
-            if isinstance(count, dg.IntMetadataValue):
-                self.report.change_count += count.value or 0
+            self.report.add_window(event.materialization.metadata)
 
     def _wait(self, since: float, reason: str) -> None:
         """Wait for other runs, usually runs of the daemon.

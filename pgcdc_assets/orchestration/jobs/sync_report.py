@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class SyncReport:
     """The result of a one-shot run, and its times.
 
     Attributes:
+        change_count: changes of tables. Logical messages are none, such as the one by which a new
+            slot shows other lakes that it has a reader.
         seconds: wall time by part: `sensors`, `snapshot`, `capture`, `session` (starting Spark),
             `merge`.
     """
@@ -49,6 +53,12 @@ class SyncReport:
             {part: self.seconds.get(part, 0.0) + later.seconds.get(part, 0.0) for part in parts},
             [*self.run_ids, *later.run_ids],
         )
+
+    def add_window(self, metadata: Mapping[str, Any]) -> None:
+        """Add a captured window, by the metadata of its materialization."""
+        self.window_count += 1
+        rows, messages = metadata["dagster/partition_row_count"], metadata["messages"]
+        self.change_count += int(rows.value - messages.value)
 
     @property
     def total_seconds(self) -> float:

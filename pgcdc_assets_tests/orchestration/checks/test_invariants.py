@@ -100,6 +100,9 @@ def test_a_merge_checks_the_changed_rows_and_succeeds_despite_a_violation(
     for evaluation in result.get_asset_check_evaluations():
         assert evaluation.severity == dg.AssetCheckSeverity.ERROR
         assert "secret" not in str(evaluation.metadata)
+        description = str(evaluation.description)
+        assert f"pgcdc rebuild {NAME} shop.items; then" in description
+        assert description.endswith(f"pgcdc verify --name {NAME} shop.items")
     assert found(dagster.merge(second.key)) == {}, "a merge without changes has no result"
 
     in_full = [dg.AssetCheckKey(key, INVARIANTS_IN_FULL) for key in (IMAGE, HISTORY)]

@@ -65,6 +65,8 @@ def test_a_lost_row_of_a_new_window_fails_the_run_and_its_check(
     checks = {check.check_name: check for check in result.get_asset_check_evaluations()}
     assert checks[WITHOUT_GAPS].passed
     assert not checks[COUNTED_AS_DECODED].passed
+    description = str(checks[COUNTED_AS_DECODED].description)
+    assert description.endswith(f"pgcdc resnapshot {orchestrated.zone.name} public.b")
     metadata: Mapping[str, Any] = checks[COUNTED_AS_DECODED].metadata
     assert "rows landed" in str(metadata["reason"].value)
     assert metadata["decoded_row_count"].value == metadata["row_count"].value + 1
@@ -115,6 +117,8 @@ def test_a_lost_window_directly_before_or_after_a_window_fails_its_check(
     (result, *_) = check_windows(zone, RAW, [Recount(summary, summary, Lsn(600))])
     assert result.metadata["holes"] == dg.TextMetadataValue(holes)
     assert result.passed == (holes == "none")
+    remedy = None if result.passed else "pgcdc resnapshot test"
+    assert (result.description and result.description.rpartition(": ")[2]) == remedy
 
 
 def test_a_parked_row_fails_its_check_until_a_snapshot_has_the_row(
@@ -142,6 +146,7 @@ def test_a_parked_row_fails_its_check_until_a_snapshot_has_the_row(
         assert failed.metadata["tables"] == dg.TextMetadataValue("shop.orders")
         assert failed.metadata["reason"] == dg.TextMetadataValue("shop.orders: 3 rows")
         assert failed.metadata["parked_row_count"] == dg.FloatMetadataValue(3.0)
+        assert str(failed.description).endswith("pgcdc resnapshot test shop.orders")
     healed = check(151)
     assert healed.passed
     assert healed.metadata["tables"] == dg.TextMetadataValue("none")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import dagster as dg
@@ -103,6 +104,22 @@ def test_a_failed_comparison_does_not_prevent_other_comparisons(
     assert data.description == (
         "Not checked: public.a (equals_source). Table public.a may not be read."
     )
+
+
+def test_a_difference_is_described_by_what_to_type(
+    zone: RawZone, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compare(*arguments: Any, **_: Any) -> Iterator[Comparison]:
+        for found in compare_equal(*arguments):
+            yield replace(found, missing=1) if found.table == "a" else found
+
+    monkeypatch.setattr(table_checks, "compare_tables", compare)
+    result = check_all_tables(zone, instance)
+    assert result.success
+    (failed,) = (each for each in result.get_asset_check_evaluations() if not each.passed)
+    assert failed.asset_key.path[-1] == "a"
+    for command in ("verify --name test", "rebuild test", "resnapshot test"):
+        assert f"pgcdc {command} public.a" in str(failed.description)
 
 
 def test_comparisons_wait_once_for_the_capture_and_invariants_are_checked(
