@@ -63,7 +63,6 @@ def check_not_older(
     end = raw_end.of(target.name)
     if mark is None or mark <= end:
         return
-    epochs = zone.epochs.all()
     found = (
         f"The Delta table {live.path} is merged through {mark.lsn} of epoch {mark.epoch}, but the "
         f"raw zone ends at {end.lsn} of epoch {end.epoch}, as after a restore of an older copy. A "
