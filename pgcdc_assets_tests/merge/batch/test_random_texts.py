@@ -306,3 +306,21 @@ def test_changes_of_two_versions_of_a_table_are_merged_together(zone: RawZone, s
     _land_each(landing, expected, steps)
     report = _merge(landing, target)
     (_check_image if scd == 1 else _check_history)(report, expected)
+
+
+def test_a_row_with_a_later_position_is_neither_replaced_nor_deleted(zone: RawZone) -> None:
+    """Another program has given the rows these positions, as a copy of a later state would."""
+    columns = [column(name, "text") for name in _NAMES]
+    landing = Landing(zone, [relation(*columns, key=KEY)])
+    landing.begin([_A, _B])
+    landing.land()
+    target = CdcTable("shop", "items")
+    path = _merge(landing, target).path
+    later = landing.lsn + 0x1000000
+    DeltaTable(path).update(updates={"_lsn": f"CAST({later} AS BIGINT)"})
+    landing.land([update(*_A[:4], "older")], [delete(*_B[:2], None, None, None)], [insert(*_C)])
+    report = _merge(landing, target)
+    assert (report.rows_inserted, report.rows_updated, report.rows_deleted) == (1, 0, 0)
+    stored = _stored(path, "_lsn")
+    assert [row[: len(_NAMES)] for row in stored] == sorted([_A, _B, _C], key=repr)
+    assert [row[-1] == later for row in stored] == [True, True, False]
