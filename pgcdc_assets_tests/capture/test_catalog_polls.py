@@ -38,16 +38,7 @@ _REWRITES = {
     "statistics": ("", "alter table {t} alter a set statistics 10; analyze {t}", ""),
     "other_column": ("", "alter table {t} add c timestamptz default clock_timestamp()",
                      "column_added c!"),
-    "loaded": (
-        "",
-        "alter table {t} set unlogged; insert into {t} values (8);alter table {t} set logged",
-        "table_rewritten!",
-    ),
-    "loaded_default": (
-        "alter table {t} add c int default 5",
-        "alter table {t} set unlogged; delete from {t}; alter table {t} set logged",
-        "table_rewritten!",
-    ),
+    "loaded": ("", "alter table {t} set unlogged; alter table {t} set logged", "table_rewritten!"),
     "unsent": ("", "alter table {t} add c int generated always as (id * a) stored", ""),
     "moved_file": ("", "alter table {t} set (fillfactor = 70); vacuum full {t}", ""),
 }  # fmt: skip
