@@ -11,10 +11,11 @@ import os
 import shlex
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 from pyspark import SparkContext
 from pyspark.errors import PySparkRuntimeError
 
@@ -55,6 +56,7 @@ def _launch(conf: Mapping[str, str]) -> None:
         tempfile.TemporaryDirectory(prefix="pgcdc-spark-") as folder,
         properties_file(conf, Path(folder)) as file,
         _submit_arguments(file),
+        _ending_unfinished_launch(file),
     ):
         try:
             SparkContext._ensure_initialized()
@@ -62,6 +64,28 @@ def _launch(conf: Mapping[str, str]) -> None:
             if error.getCondition() != _NOT_LAUNCHED:
                 raise
             SparkContext._ensure_initialized()
+
+
+@contextmanager
+def _ending_unfinished_launch(file: Path) -> Iterator[None]:
+    """End the processes of a launch that an interrupt ends.
+
+    PySpark removes the folder in which the JVM announces its port (`launch_gateway` in
+    pyspark/java_gateway.py). The main thread of the JVM would fail, and its other threads would
+    keep it in memory without a client.
+
+    Args:
+        file: the properties file, which is on the command lines of the launch.
+    """
+    try:
+        yield
+    except BaseException:
+        if SparkContext._gateway is None:
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.Error):
+                    if str(file) in process.cmdline():
+                        process.kill()
+        raise
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.sampled]
@@ -74,35 +75,83 @@ def test_settings_of_a_session_are_on_no_command_line(tmp_path: Path, own: str |
     assert list((tmp_path / "tmp").glob("pgcdc-spark-*")) == []
 
 
-def test_a_jvm_whose_launch_ends_at_once_is_launched_again(tmp_path: Path) -> None:
+def _replace_submit(folder: Path, script: str) -> None:
+    """Make a copy of PySpark's home with another `spark-submit`."""
     found = importlib.util.find_spec("pyspark")
     assert found is not None
     assert found.origin is not None
     spark_home = Path(found.origin).parent
     for each in spark_home.iterdir():
         if each.name != "bin":
-            (tmp_path / each.name).symlink_to(each)
-    (tmp_path / "bin").mkdir()
+            (folder / each.name).symlink_to(each)
+    (folder / "bin").mkdir()
     for each in (spark_home / "bin").iterdir():
-        (tmp_path / "bin" / each.name).symlink_to(each)
-    submit = tmp_path / "bin" / "spark-submit"
+        (folder / "bin" / each.name).symlink_to(each)
+    submit = folder / "bin" / "spark-submit"
     submit.unlink()
-    submit.write_text(
-        "#!/bin/bash\n"
-        f"[ -e {tmp_path}/launched ] || {{ touch {tmp_path}/launched; exit 1; }}\n"
-        f'exec "{spark_home}/bin/spark-submit" "$@"\n'
-    )
+    submit.write_text(script.format(folder=folder, submit=spark_home / "bin" / "spark-submit"))
     submit.chmod(0o755)
-    script = (
-        "from pgcdc_assets.spark.session import spark_session\n"
-        "print(spark_session('again').range(3).count())\n"
-    )
-    done = subprocess.run(
+
+
+def _run(script: str, spark_home: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-c", script],
-        env={**os.environ, "SPARK_HOME": str(tmp_path)},
+        env={**os.environ, "SPARK_HOME": str(spark_home)},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def test_a_jvm_whose_launch_ends_at_once_is_launched_again(tmp_path: Path) -> None:
+    _replace_submit(
+        tmp_path,
+        "#!/bin/bash\n"
+        "[ -e {folder}/launched ] || {{ touch {folder}/launched; exit 1; }}\n"
+        'exec "{submit}" "$@"\n',
+    )
+    script = (
+        "from pgcdc_assets.spark.session import spark_session\n"
+        "print(spark_session('again').range(3).count())\n"
+    )
+    done = _run(script, tmp_path)
     assert (done.returncode, done.stdout.strip()) == (0, "3"), done.stderr[-2000:]
     assert (tmp_path / "launched").exists()
+
+
+_ENDLESS = """
+import os, time
+from pathlib import Path
+os.closerange(1, 3)
+Path("{folder}/pid").write_text(str(os.getpid()))
+Path("{folder}/launched").touch()
+time.sleep(600)
+"""
+_INTERRUPTED = """
+import os, signal, threading, time
+from pathlib import Path
+from pgcdc_assets.spark.session import spark_session
+
+def interrupt():
+    while not Path("{folder}/launched").exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+
+threading.Thread(target=interrupt, daemon=True).start()
+try:
+    spark_session("interrupted")
+except KeyboardInterrupt:
+    pass
+"""
+
+
+def test_a_jvm_whose_launch_is_interrupted_ends(tmp_path: Path) -> None:
+    """PySpark removes the folder in which the JVM announces its port, and the JVM would stay."""
+    _replace_submit(tmp_path, f"#!{sys.executable}\n{_ENDLESS}")
+    done = _run(_INTERRUPTED.format(folder=tmp_path), tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    pid = int((tmp_path / "pid").read_text())
+    is_there = psutil.pid_exists(pid)
+    if is_there:
+        psutil.Process(pid).kill()
+    assert not is_there

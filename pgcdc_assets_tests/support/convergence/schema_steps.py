@@ -325,6 +325,17 @@ def change_partitions(cursor: Cursor, decide: random.Random, target: Target) -> 
     return True
 
 
+def change_unsent_rows(cursor: Cursor, decide: random.Random, target: Target) -> bool:
+    """Truncate a partition, or update it while it is unlogged: Postgres sends neither."""
+    leaf = f"events_{decide.randrange(2)}"
+    if decide.random() < 0.5:
+        cursor.execute(f"truncate {leaf}")
+        return True
+    cursor.execute(f"alter table {leaf} set unlogged; update {leaf} set v = 'unlogged'")
+    cursor.execute(f"alter table {leaf} set logged")
+    return True
+
+
 # The relative frequency of each step.
 STEPS: dict[Callable[[Cursor, random.Random, Target], bool], float] = {
     add_nullable: 10,
@@ -349,6 +360,7 @@ STEPS: dict[Callable[[Cursor, random.Random, Target], bool], float] = {
     leave_and_return: 1,
     change_partitions: 1,
     change_unused_partition: 1,
+    change_unsent_rows: 1,
 }
 
 # Steps after which a table may need a new snapshot.
@@ -366,6 +378,7 @@ DISRUPTIVE = tuple(
         leave_and_return,
         change_partitions,
         change_unused_partition,
+        change_unsent_rows,
     )
 )
 
