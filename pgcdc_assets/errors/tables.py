@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from typing import Self
+
 from pgcdc_assets.errors.base import (
     UNKNOWN_CAPTURE,
     DefiniteError,
@@ -116,15 +119,32 @@ class RawZoneError(DefiniteError):
 
 
 class TableDamaged(DefiniteError):
-    """An SCD table's log or files are damaged."""
+    """An SCD table's log or files are damaged.
+
+    Attributes:
+        table: the source table, for the remedy; empty: the code that found it knows the path only.
+    """
 
     message = (
         "The Delta table {path} cannot be read: {reason}. Rebuild the table from the raw zone "
-        "with: pgcdc rebuild {capture}"
+        "with: {remedy}"
     )
 
     path: str
     capture: str = UNKNOWN_CAPTURE
+    table: str = ""
+
+    @property
+    def remedy(self) -> str:
+        """The command that builds the table, or without its name all tables of the capture."""
+        named = [self.table] if self.table else []
+        return shlex.join(["pgcdc", "rebuild", self.capture, *named])
+
+    def of_table(self, table: str) -> Self:
+        """Return the error with the table's name in its remedy."""
+        named = type(self)(**{**self.facts, "table": table})
+        named.__cause__ = self.__cause__
+        return named.with_traceback(self.__traceback__)
 
 
 class TableRestored(TableDamaged):
@@ -139,7 +159,7 @@ class TableRestored(TableDamaged):
     message = (
         "The Delta table {path} lacks changes that were merged: its version {version} is a RESTORE "
         "or CLONE of older rows, which does not reset the watermark. Rebuild the table from the "
-        "raw zone with: pgcdc rebuild {capture}{undo}"
+        "raw zone with: {remedy}{undo}"
     )
 
     version: int = 0

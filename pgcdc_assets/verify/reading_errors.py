@@ -111,7 +111,12 @@ class TableReading:
         if any(known in text for known in _FILE_ERRORS):
             if self._has_file_in(text):
                 reason = f"a file is missing or damaged ({condition})"
-                return TableDamaged(path=self.path, reason=reason, capture=self.zone.name)
+                return TableDamaged(
+                    path=self.path,
+                    reason=reason,
+                    capture=self.zone.name,
+                    table=self.table.qualified_name,
+                )
             return TransientError(
                 reason=f"{what}: a file of the compared version was deleted, because a merge has "
                 "replaced it. Run it again. If comparisons take longer than "

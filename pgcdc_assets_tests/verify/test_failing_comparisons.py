@@ -77,7 +77,7 @@ def test_a_table_with_a_lost_file_fails_alone(
     assert isinstance(damaged, ComparisonFailure)
     assert isinstance(damaged.error, TableDamaged), damaged.error
     assert pipeline.path("t") in str(damaged.error)
-    assert "pgcdc rebuild test" in str(damaged.error)
+    assert "pgcdc rebuild test public.t" in str(damaged.error)
     assert isinstance(whole, Comparison) and whole.is_equal
 
 

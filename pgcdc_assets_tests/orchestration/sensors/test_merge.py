@@ -191,7 +191,7 @@ def test_a_damaged_table_affects_neither_sensors_nor_status_nor_other_tables(
     failed = orchestrated.execute(request, "merge")
     assert not failed.success
     reason = _reason(failed)
-    assert "public.a" in reason and "pgcdc rebuild t" in reason
+    assert "public.a" in reason and "pgcdc rebuild t public.a" in reason
     assert orchestrated.equals_source("b")
 
     monkeypatch.setattr(status, "load_location", lambda module: orchestrated.location)
@@ -202,7 +202,7 @@ def test_a_damaged_table_affects_neither_sensors_nor_status_nor_other_tables(
         "STOPPED",
         "ok",
     ]
-    assert any("STOPPED public.a" in line and "pgcdc rebuild t" in line for line in lines)
+    assert any("STOPPED public.a" in line and "pgcdc rebuild t public.a" in line for line in lines)
 
 
 @pytest.mark.soak
