@@ -34,11 +34,7 @@ _REWRITES = {
     "using_and_not_null": (
         "alter table {t} add c int default 5; alter table {t} alter c drop default",
         "alter table {t} alter c type int using c * 100;alter table {t} alter c set not null",
-        "table_rewritten!",
-    ),
-    "not_null": (
-        "alter table {t} add c int default 5", "alter table {t} alter c set not null", "",
-    ),
+        "table_rewritten!"),
     "vacuumed": ("", "vacuum full {t}", ""),
     "full_default": ("alter table {t} add c int default 5", "vacuum full {t}", ""),
     "clustered": ("alter table {t} add c int default 5", "cluster {t} using {t}_pkey", ""),
