@@ -204,10 +204,9 @@ def check_not_restored(lake: Lake, table: DeltaTable, path: str, name: str) -> N
     if fence is None:
         return
     restores: list[tuple[int, int | None]] = []
-    # The version whose rows the RESTOREs have replaced, and the version that a write was planned
-    # for which may have followed RESTOREs.
-    at, planned = table.version(), None
-    version = at
+    # The version whose rows count, and the version for which the write after it was planned.
+    at = version = table.version()
+    planned: int | None = None
     for version, lines in _commits(lake, table, path):
         step = _parse_step(lines, fence_app_id(name))
         if step is None:
