@@ -10,7 +10,7 @@ from pgcdc_assets.activity import activity
 from pgcdc_assets.cli.output import complain, say
 from pgcdc_assets.cli.progress import progress
 from pgcdc_assets.cli.tables import print_table
-from pgcdc_assets.errors import ConfigurationError, DifferenceFound, PgcdcError, TableDamaged
+from pgcdc_assets.errors import ConfigurationError, DifferenceFound, PgcdcError
 from pgcdc_assets.verify import (
     Comparison,
     ComparisonFailure,
@@ -182,9 +182,7 @@ def _verify(
             for outcome in found:
                 work.count += 1
                 if isinstance(outcome, ComparisonFailure):
-                    named = outcome.error.in_capture(capture.name)
-                    if isinstance(named, TableDamaged):
-                        named = named.of_table(outcome.qualified_name)
+                    named = outcome.error.in_capture(capture.name, outcome.qualified_name)
                     complain(f"{outcome.qualified_name}: {named}")
                     yield named
                     continue

@@ -49,6 +49,7 @@ from pgcdc_assets.errors.base import (
     ProtocolError,
     SnapshotError,
     TransientError,
+    rebuild_command,
     renewal_command,
     resnapshot_remedy,
 )
@@ -109,6 +110,7 @@ __all__ = [
     "WatermarkGap",
     "WindowUnavailable",
     "error_named",
+    "rebuild_command",
     "renewal_command",
     "resnapshot_remedy",
 ]

@@ -20,6 +20,16 @@ def renewal_command(capture: str) -> str:
     return shlex.join(["pgcdc", "renew", "--name", capture])
 
 
+def rebuild_command(capture: str, *tables: str, through: str | None = None) -> str:
+    """Return the command that builds some tables, or all tables by default.
+
+    Args:
+        through: the LSN at which the tables end; None: all landed changes.
+    """
+    end = [] if through is None else ["--through", through]
+    return shlex.join(["pgcdc", "rebuild", capture, *tables, *end])
+
+
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
 @dataclass(kw_only=True, eq=False, repr=False)
 class PgcdcError(Exception):
@@ -48,14 +58,19 @@ class PgcdcError(Exception):
         """The arguments of the constructor, by name."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
 
-    def in_capture(self, capture: str) -> Self:
-        """Return the error with the capture's name in its remedy.
+    def in_capture(self, capture: str, table: str = "") -> Self:
+        """Return the error with the names of the capture and of the table in its remedy.
 
-        The code that raises an error about a table does not know the table's capture.
+        The code that raises an error about a table does not know the table's capture, and may know
+        the path of the table only.
         """
-        if self.facts.get("capture") != UNKNOWN_CAPTURE:
+        facts = self.facts
+        unknown = {"capture": UNKNOWN_CAPTURE, "table": ""}
+        names = {"capture": capture, "table": table}
+        found = {name: names[name] for name in names if facts.get(name) == unknown[name]}
+        if not found:
             return self
-        named = type(self)(**{**self.facts, "capture": capture})
+        named = type(self)(**{**facts, **found})
         named.__cause__ = self.__cause__
         return named.with_traceback(self.__traceback__)
 

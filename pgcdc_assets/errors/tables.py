@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-from typing import Self
-
 from pgcdc_assets.errors.base import (
     UNKNOWN_CAPTURE,
     DefiniteError,
     SnapshotError,
     TransientError,
+    rebuild_command,
     resnapshot_remedy,
 )
 from pgcdc_assets.lsn import Lsn
@@ -137,14 +135,7 @@ class TableDamaged(DefiniteError):
     @property
     def remedy(self) -> str:
         """The command that builds the table, or without its name all tables of the capture."""
-        named = [self.table] if self.table else []
-        return shlex.join(["pgcdc", "rebuild", self.capture, *named])
-
-    def of_table(self, table: str) -> Self:
-        """Return the error with the table's name in its remedy."""
-        named = type(self)(**{**self.facts, "table": table})
-        named.__cause__ = self.__cause__
-        return named.with_traceback(self.__traceback__)
+        return rebuild_command(self.capture, *filter(None, [self.table]))
 
 
 class TableRestored(TableDamaged):

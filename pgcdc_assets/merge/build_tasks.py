@@ -51,6 +51,7 @@ from pgcdc_assets.raw.window_summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
+from pgcdc_assets.tables.ahead_of_raw import RawEnd
 from pgcdc_assets.tables.keyed_snapshots import newest_alike, no_key_error, snapshots_with_key
 
 
@@ -114,6 +115,7 @@ def build_tasks(
         return zone.snapshots.landed_rows() | zone.partial_snapshots.landed_rows()
 
     looks = cache(zone.definitions.newest)
+    read_end = cache(partial(RawEnd.read, zone))
     tasks = []
     for table in opened:
         own = snapshots_of.get(table.target.name, [])
@@ -133,7 +135,7 @@ def build_tasks(
         skips = skips_to_snapshot or stops.is_replaced(table, snapshots)
         try:
             if not is_bounded:
-                check_not_ahead(zone, table, through)
+                check_not_ahead(zone, table, through, read_end)
             plan, waits_for = stops.plan(
                 table.target,
                 table.scd,

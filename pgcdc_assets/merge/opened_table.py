@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import shlex
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from pgcdc_assets.errors import ConfigurationError, MergeConflict, RawZoneError, TableDamaged
+from pgcdc_assets.errors import (
+    ConfigurationError,
+    MergeConflict,
+    RawZoneError,
+    TableDamaged,
+    rebuild_command,
+)
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.snapshots import Snapshot
@@ -108,7 +113,12 @@ def open_scd_table(zone: RawZone, target: CdcTable, scd: int, root: str | None) 
     return OpenedTable(target, scd, path, read_scd_state(zone.lake, zone.name, path), started)
 
 
-def check_not_ahead(zone: RawZone, table: OpenedTable, through: LsnWindow) -> None:
+def check_not_ahead(
+    zone: RawZone,
+    table: OpenedTable,
+    through: LsnWindow,
+    read_end: Callable[[], RawEnd | None],
+) -> None:
     """Check that the raw zone is not older than the table, as after a restore of the raw zone.
 
     The changes between the end of the raw zone and the watermark would be skipped. If the source
@@ -116,6 +126,7 @@ def check_not_ahead(zone: RawZone, table: OpenedTable, through: LsnWindow) -> No
 
     Args:
         through: the newest window of the merge.
+        read_end: reads the end of the raw zone; not called unless the watermark is above `through`.
 
     Raises:
         RawZoneError: the watermark is above the end of the raw zone.
@@ -123,7 +134,7 @@ def check_not_ahead(zone: RawZone, table: OpenedTable, through: LsnWindow) -> No
     mark = table.watermark
     if mark is None or mark <= through.end_position:
         return
-    raw_end = RawEnd.read(zone)
+    raw_end = read_end()
     assert raw_end is not None
     end = raw_end.of(table.target.name)
     if mark <= end:
@@ -132,8 +143,8 @@ def check_not_ahead(zone: RawZone, table: OpenedTable, through: LsnWindow) -> No
     if mark.epoch > captured.epoch:
         remedy = f"move {table.path} to another folder; the next merge creates the table again"
     else:
-        command = ["pgcdc", "rebuild", zone.name, name, "--through", str(captured.lsn)]
-        remedy = f"rebuild the table with: {shlex.join(command)}"
+        command = rebuild_command(zone.name, name, through=str(captured.lsn))
+        remedy = f"rebuild the table with: {command}"
     raise RawZoneError(
         raw_zone=zone.uri,
         reason=f"table {name} (scd{table.scd}) was merged through {mark.lsn} of epoch "

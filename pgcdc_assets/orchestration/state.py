@@ -7,9 +7,9 @@ the end of the raw zone if no landed window above its watermark has a change of 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Lsn, Position
@@ -223,6 +223,7 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
     gates, unreached = _gates(zone, capture, through)
     names = _NamesAtSource(zone)
     left = left_tables(zone, capture)
+    read_end = cache(partial(RawEnd.read, zone))
     states = []
     for (table, scd), watermark in positions.items():
         gate = gate_after(gates, table.name, watermark)
@@ -249,7 +250,7 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
         if has_left and waiting == 0 and not is_stopped:
             # The table waits for a snapshot that is never taken.
             merged = through
-        is_broken = (table, scd) in broken or _is_ahead(zone, table, watermark, through)
+        is_broken = (table, scd) in broken or _is_ahead(table, watermark, through, read_end)
         states.append(
             TableState(
                 table,
@@ -274,16 +275,20 @@ def _is_before(watermark: Position | None, copied: Position | None) -> bool:
 
 
 def _is_ahead(
-    zone: RawZone, table: CdcTable, watermark: Position | None, through: Position
+    table: CdcTable,
+    watermark: Position | None,
+    through: Position,
+    read_end: Callable[[], RawEnd | None],
 ) -> bool:
     """Return whether the raw zone is older than a table.
 
     Args:
-        through: an earlier reading of the end of the raw zone.
+        through: an earlier reading of the end of the captured windows.
+        read_end: reads the end of the raw zone; not called unless the watermark is above `through`.
     """
     if watermark is None or watermark <= through:
         return False
-    end = RawEnd.read(zone)
+    end = read_end()
     return end is not None and watermark > end.of(table.name)
 
 

@@ -7,12 +7,12 @@ those below the watermark, so they must be found before a window is landed there
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from pgcdc_assets.errors import PgcdcError, RawZoneError
+from pgcdc_assets.error_text import first_names
+from pgcdc_assets.errors import PgcdcError, RawZoneError, rebuild_command
 from pgcdc_assets.lsn import Position
 from pgcdc_assets.raw.side_by_side import map_tables
 from pgcdc_assets.raw.zone import RawZone
@@ -79,27 +79,26 @@ def find_tables_ahead(zone: RawZone, capture: CdcCapture) -> RawZoneError | None
         for (table, scd), mark in zip(places, marks, strict=True)
         if mark is not None and mark > end.of(table.name)
     ]
-    found = [
-        f"{table.qualified_name} (scd{scd}) through {mark.lsn} of epoch {mark.epoch}"
-        for table, scd, mark in ahead[:_NAMED]
-    ]
-    remedies = []
+    found, remedies = [], []
     if ahead:
+        shown = [
+            f"{table.qualified_name} (scd{scd}) through {mark.lsn} of epoch {mark.epoch}"
+            for table, scd, mark in ahead
+        ]
+        found.append(first_names(shown, _NAMED))
         names = list(dict.fromkeys(table.qualified_name for table, _, _ in ahead))
         # Without names, the command takes all tables of the capture back.
         names = names if len(names) < min(len(capture.tables), _NAMED + 1) else []
-        command = ["pgcdc", "rebuild", zone.name, *names, "--through", str(end.captured.lsn)]
-        remedies.append(shlex.join(command))
+        remedies.append(rebuild_command(zone.name, *names, through=str(end.captured.lsn)))
     if messages is not None and message_mark is not None and message_mark > end.captured:
         found.append(f"the logical messages through {message_mark.lsn}")
         remedies.append(f"delete the folder {messages.table.uri}, which is filled again")
     if not found:
         return None
-    more = f" and {len(ahead) - _NAMED} further tables" if len(ahead) > _NAMED else ""
     return RawZoneError(
         raw_zone=zone.uri,
         reason=f"it ends at {end.captured.lsn} of epoch {end.captured.epoch}, but tables of the "
-        f"lake are merged beyond its end: {', '.join(found)}{more}. The raw zone and the tables "
+        f"lake are merged beyond its end: {', '.join(found)}. The raw zone and the tables "
         "were restored from different times, and merges would leave out the changes in between, "
         "so nothing is captured. Restore both from one time, or take the tables back to the end "
         f"of the raw zone: {'; '.join(remedies)}",

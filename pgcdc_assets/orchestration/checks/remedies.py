@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable
 
 from pgcdc_assets.error_text import first_names
-from pgcdc_assets.errors import resnapshot_remedy
+from pgcdc_assets.errors import rebuild_command, resnapshot_remedy
 from pgcdc_assets.table_name import TableName
 
 _NAMED = 5
@@ -48,7 +48,7 @@ def broken_rules(capture: str, table: TableName) -> str:
     """Return the sentence about an SCD table that does not follow its rules."""
     return (
         f"The rows of {table} break rules, which the metadata count. Rebuild the table from the "
-        f"raw zone: {_rebuild(capture, table)}; then compare it with the source: "
+        f"raw zone: {rebuild_command(capture, str(table))}; then compare it with the source: "
         f"{_verify(capture, table)}"
     )
 
@@ -57,13 +57,9 @@ def differing_rows(capture: str, table: TableName) -> str:
     """Return the sentence about an SCD table that differs from its source."""
     return (
         f"{table} differs from the source. {_verify(capture, table)} prints keys of differing "
-        f"rows. Rebuild the table from the raw zone: {_rebuild(capture, table)}. If it still "
-        f"differs: {resnapshot_remedy(capture, str(table))}"
+        f"rows. Rebuild the table from the raw zone: {rebuild_command(capture, str(table))}. If it "
+        f"still differs: {resnapshot_remedy(capture, str(table))}"
     )
-
-
-def _rebuild(capture: str, table: TableName) -> str:
-    return shlex.join(["pgcdc", "rebuild", capture, str(table)])
 
 
 def _verify(capture: str, table: TableName) -> str:

@@ -139,7 +139,10 @@ def raise_failed(what: str, failures: Sequence[tuple[str, Exception]], capture: 
         RetryRequested: all errors are transient.
         Failure: an error is not transient.
     """
-    failures = [(table, _named(error, capture, table)) for table, error in failures]
+    failures = [
+        (table, error.in_capture(capture, table) if isinstance(error, errors.PgcdcError) else error)
+        for table, error in failures
+    ]
     lasting = [error for _, error in failures if not isinstance(error, errors.TransientError)]
     if not lasting:
         raise dg.RetryRequested(MAX_RETRIES, SECONDS_BETWEEN) from without_values(failures[0][1])
@@ -159,13 +162,6 @@ def raise_failed(what: str, failures: Sequence[tuple[str, Exception]], capture: 
         },
         allow_retries=False,
     ) from without_values(first)
-
-
-def _named(error: Exception, capture: str, table: str) -> Exception:
-    """Return the error of a table with the names of capture and table in its remedy."""
-    if isinstance(error, errors.TableDamaged):
-        error = error.of_table(table)
-    return error.in_capture(capture) if isinstance(error, errors.PgcdcError) else error
 
 
 def _explained(failures: Sequence[Exception]) -> str:
