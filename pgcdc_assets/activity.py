@@ -56,6 +56,9 @@ class Watcher(Protocol):
     def ended(self, activity: Activity) -> None:
         """Show the end of an activity, successful (`is_done`) or not."""
 
+    def noticed(self, text: str) -> None:
+        """Show a problem that ends no activity, such as what a server waits for."""
+
 
 _watchers: list[Watcher] = []
 _lock = threading.Lock()
@@ -73,11 +76,21 @@ def watched_by(watcher: Watcher) -> Iterator[None]:
             _watchers.remove(watcher)
 
 
+def notice(text: str) -> None:
+    """Announce a problem that ends no activity."""
+    for watcher in _present_watchers():
+        watcher.noticed(text)
+
+
+def _present_watchers() -> list[Watcher]:
+    with _lock:
+        return list(_watchers)
+
+
 @contextmanager
 def activity(name: str, unit: str = "") -> Iterator[Activity]:
     """Announce the activity of the block. The block updates `count`."""
-    with _lock:
-        watchers = list(_watchers)
+    watchers = _present_watchers()
     work = Activity(name, unit)
     for watcher in watchers:
         watcher.began(work)

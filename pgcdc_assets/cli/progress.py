@@ -68,6 +68,10 @@ class ProgressDisplay:
             self._present.remove(activity)
         self.say(f"  {activity}" if activity.is_done else f"  {activity} (failed)")
 
+    def noticed(self, text: str) -> None:
+        """Print a problem that ends no activity."""
+        self.say(f"  {text}")
+
     @contextmanager
     def shown(self) -> Iterator[ProgressDisplay]:
         """Print the activities of this process inside the block."""

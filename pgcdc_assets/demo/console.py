@@ -34,6 +34,10 @@ class Lines:
         """Print the figures of an activity."""
         self._say(f"  {activity}")
 
+    def noticed(self, text: str) -> None:
+        """Print a problem that ends no activity."""
+        self._say(f"  {text}")
+
 
 @contextmanager
 def print_progress(describe: Callable[[], str], every_seconds: float = 5.0) -> Iterator[None]:

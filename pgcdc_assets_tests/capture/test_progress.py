@@ -37,6 +37,9 @@ class _Watcher:
     def ended(self, activity: Activity) -> None:
         self.seen.append(activity)
 
+    def noticed(self, text: str) -> None:
+        pass
+
 
 @pytest.mark.every_pg
 def test_a_session_reports_its_source_and_where_its_time_goes(capturing: Capturing) -> None:

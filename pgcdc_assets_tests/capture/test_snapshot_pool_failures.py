@@ -308,6 +308,9 @@ class _Ends:
         """Record whether the activity was successful."""
         self.is_done[activity.name] = activity.is_done
 
+    def noticed(self, text: str) -> None:
+        """Ignore a notice."""
+
 
 def test_the_activity_of_a_failed_snapshot_ends_without_success(
     database: Database, zone: RawZone

@@ -1,14 +1,17 @@
-"""What `pgcdc status`, `check` and `init` print of prepared transactions and of failover."""
+"""What the commands print of prepared transactions and of failover."""
 
 from __future__ import annotations
 
 import datetime as dt
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from pgcdc_assets.cli import main
+from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.orchestration.project.code_location import find_captures, load_defs_folders
 from pgcdc_assets.postgres import prepared_transactions
 from pgcdc_assets_tests.support.database import Database
@@ -75,3 +78,36 @@ def test_init_writes_failover_for_a_server_that_has_it(
     assert main(["init", "--name", "mine", "--update", "--failover"]) == 2
     assert main([*init, "--force"]) == 0
     assert "failover" not in path.read_text()
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.every_pg(since=17)
+def test_a_sync_that_waits_for_a_standby_says_so_and_continues_without_it(
+    project: Path, own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_server.start()
+    database = Database(own_server, "postgres")
+    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
+    monkeypatch.setenv("PGCDC_SPARK_REMOTE", "local")
+    database.execute("create table t (id int primary key); create publication p for table t")
+    database.query("select pg_create_physical_replication_slot('absent')")
+    database.execute("alter system set synchronized_standby_slots = 'absent'")
+    database.query("select pg_reload_conf()")
+    assert main(["init", "--name", "mine", "--publication", "p", "--failover"]) == 0
+    with subprocess.Popen(
+        [sys.executable, "-m", "pgcdc_assets.cli", "sync", "--name", "mine"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "The server reports: " in line:
+                break
+        assert "absent" in line
+        assert line.rstrip().endswith("start the standby, or take its slot out of this setting.")
+        database.execute("alter system reset synchronized_standby_slots")
+        database.query("select pg_reload_conf()")
+        rest = process.stdout.read()
+        assert process.wait(120) == 0, rest

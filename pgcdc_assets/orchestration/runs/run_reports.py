@@ -7,6 +7,7 @@ from typing import Any
 
 import dagster as dg
 
+from pgcdc_assets.activity import notice
 from pgcdc_assets.capture.progress import Notice, ProgressReport, Report
 from pgcdc_assets.orchestration.metadata import phase_metadata
 
@@ -45,13 +46,15 @@ class RunReports:
     raw: dg.AssetKey
 
     def record(self, report: Report) -> None:
-        """Log a report, and record an observation of its figures.
+        """Log a report, and record an observation of its figures; a command shows a notice.
 
         A failure of Dagster's storage does not end the landing in progress.
         """
         try:
             log = self.context.log
             (log.warning if isinstance(report, Notice) else log.info)(str(report))
+            if isinstance(report, Notice):
+                notice(str(report))
             if isinstance(report, ProgressReport):
                 metadata = progress_metadata(report)
                 self.context.log_event(dg.AssetObservation(self.raw, metadata=metadata))
