@@ -49,6 +49,8 @@ class TableState:
             Its merge raises the error.
         is_held: the table waits before a schema event for the snapshot. A table with history then
             also waits for the capture of all changes before the snapshot.
+        has_waiting_snapshot: the next merge can apply a snapshot that is not merged. A table that
+            is held can apply those before the event only.
         has_left: the capture follows its publication, and the table left the publication.
     """
 
@@ -64,6 +66,7 @@ class TableState:
     is_held: bool = False
     has_left: bool = False
     partial_at: Position | None = None
+    has_waiting_snapshot: bool = False
 
     @property
     def is_healing(self) -> bool:
@@ -79,13 +82,7 @@ class TableState:
             return self.has_left and is_behind and not self.is_stopped
         if self.is_broken or self.is_stopped:
             return True
-        if self.watermark is None or self.waiting_changes > 0:
-            return True
-        return not self.is_held and not self.has_snapshots_through(self.watermark)
-
-    def has_snapshots_through(self, position: Position) -> bool:
-        """Return whether the newest snapshots, partial ones included, are not above a position."""
-        return all(at is None or at <= position for at in (self.snapshot_at, self.partial_at))
+        return self.watermark is None or self.waiting_changes > 0 or self.has_waiting_snapshot
 
 
 @dataclass(frozen=True)
@@ -230,15 +227,22 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
         is_stopped = gate is not None and gate.error(table.name, through) is not None
         in_order = table.keeps_history(scd) and watermark is not None
         held = gate_after(unreached, table.name, watermark) if in_order else gate
-        copied = copies.get(table.name)
+        copied, partial_at = copies.get(table.name), partials.get(table.name)
+        has_lost_key = False
         if in_order and table.needs_key(scd) and _is_before(watermark, copied):
             # A snapshot without a key is no snapshot for this table.
             held = read_gate(zone, table, scd, watermark, through)
+            has_lost_key = _has_lost_key(zone, table)
             is_reached = held is None or held.is_reached(through)
-            is_stopped |= is_reached and gate is None and _has_lost_key(zone, table)
+            is_stopped |= is_reached and gate is None and has_lost_key
         is_held = held is not None and not is_stopped and held.is_reached(through)
         reachable = held.hold if held is not None and is_held else through
-        waiting, copied = 0, copies.get(table.name)
+        has_waiting_snapshot = any(
+            _is_before(watermark, at) and (not is_held or (at <= reachable and not has_lost_key))
+            for at in (copied, partial_at)
+            if at is not None
+        )
+        waiting = 0
         has_left = table.name in left
         if watermark is not None:
             if has_left and copied is None:
@@ -264,7 +268,8 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
                 is_stopped,
                 is_held,
                 has_left,
-                partials.get(table.name),
+                partial_at,
+                has_waiting_snapshot,
             )
         )
     return CaptureState(epoch, through, tuple(states))

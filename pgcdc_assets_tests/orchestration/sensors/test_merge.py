@@ -13,9 +13,11 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.capture.snapshot import snapshot_tables
 from pgcdc_assets.cli import status
+from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.orchestration.runs.long_runs import SECONDS_TAG
 from pgcdc_assets.orchestration.state import read_state
 from pgcdc_assets.policies import WindowPolicy
+from pgcdc_assets.raw.schema_events import CATALOG, SchemaChange, SchemaEvent
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
@@ -250,3 +252,37 @@ def test_a_renamed_table_keeps_its_declared_name_in_merges_and_snapshots(
     assert orchestrated.tick("merges").skip_message == (
         "every table is merged through the newest window"
     )
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_snapshot_before_a_later_schema_event_is_merged_without_changes(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    """A sync whose barrier is the snapshot would not end while the table waits for a later one."""
+    tables = (CdcTable("public", "a", (1, 2)), orchestrated.capture.tables[1])
+    orchestrated = replace(orchestrated, capture=replace(orchestrated.capture, tables=tables))
+    orchestrated.sync()
+    database, zone, a = orchestrated.database, orchestrated.zone, TableName("public", "a")
+    snapshot_tables(database.settings(), zone, orchestrated.capture.slot, "pub", [a])
+    orchestrated.commit("insert into b values (1, 1)")
+    ((lsn, oid),) = database.query("select pg_current_wal_lsn()::text, 'a'::regclass::oid::int")
+    event = SchemaEvent(
+        *(1, Lsn.parse(lsn), a, oid, SchemaChange.TABLE_RECREATED, (), "Another table.", True),
+        CATALOG,
+    )
+    zone.schema_events.record([event])
+    orchestrated.commit("insert into b values (2, 1)")
+    requests = orchestrated.tick("lag", one_shot=True).run_requests
+    (request,) = [each for each in requests if each.job_name == f"{NAME}_capture"]
+    assert orchestrated.execute(request, "capture").success
+
+    (request,) = orchestrated.tick("merges").run_requests
+    assert {key.path[-1] for key in request.asset_selection} == {"a", "b"}
+    assert orchestrated.execute(request, "merge").success
+    states = [each for each in read_state(zone, orchestrated.capture).tables if each.table.name == a]
+    assert [state.is_held for state in states] == [True, True]
+    for state in states:
+        assert state.watermark is not None and state.snapshot_at is not None
+        assert state.snapshot_at <= state.watermark < event.position
+    assert orchestrated.tick("merges").skip_message == "waiting for a re-snapshot: public.a"
