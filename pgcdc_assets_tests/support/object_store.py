@@ -62,7 +62,7 @@ class StoreProxy:
         return Counter(request.fault for request in self.requests if request.fault)
 
     def log_entries(self) -> list[Request]:
-        """Return the PUTs of log entries since the last `forget`; check that each is conditional."""
+        """Check that each log entry since `forget` is a conditional PUT; return these PUTs."""
         puts = [each for each in self.requests if each.kind == "PUT"]
         found = [each for each in puts if _LOG_ENTRY.search(each.key)]
         assert [each.key for each in found if not each.is_conditional] == []
