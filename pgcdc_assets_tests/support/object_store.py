@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -25,6 +26,8 @@ from pgcdc_assets.demo.object_store_program import install
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets_tests.support.object_store_proxy import CONTROL, Fault, Request
+
+_LOG_ENTRY = re.compile(r"/_delta_log/\d{20}\.json$")
 
 
 class StoreProxy:
@@ -57,6 +60,13 @@ class StoreProxy:
     def faults(self) -> Counter[str]:
         """Return the number of requests by the fault that they met, since the last `forget`."""
         return Counter(request.fault for request in self.requests if request.fault)
+
+    def log_entries(self) -> list[Request]:
+        """Check that each log entry since `forget` is a conditional PUT; return these PUTs."""
+        puts = [each for each in self.requests if each.kind == "PUT"]
+        found = [each for each in puts if _LOG_ENTRY.search(each.key)]
+        assert [each.key for each in found if not each.is_conditional] == []
+        return found
 
     def forget(self) -> None:
         """Count from zero."""

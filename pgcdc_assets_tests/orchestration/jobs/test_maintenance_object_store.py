@@ -70,6 +70,7 @@ def test_the_daily_job_deletes_what_expired_and_compacts_the_rest(
     opened = DeltaTable(s3_lake.path(*history.split("/")), storage_options=s3_lake.delta_options)
     assert opened.version() == max(entries)
     check_commits(store_proxy, s3_lake, s3_lake.path(*history.split("/")), "OPTIMIZE")
+    assert store_proxy.log_entries()
 
 
 def _make_old(folder: Path) -> None:
