@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pyarrow as pa
@@ -55,3 +56,19 @@ def test_a_file_that_does_not_reach_a_full_disk_is_removed(
         writer.write(group)
         writer.finish()
     assert list(folder.iterdir()) == []
+
+
+def test_a_file_whose_first_bytes_do_not_fit_is_removed(lake: Lake, tmp_path: Path) -> None:
+    """On a full disk, each attempt of a landing left an empty file."""
+    group = pa.table({"v": ["a"]})
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
+    try:
+        with (
+            pytest.raises(TransientError, match="File too large"),
+            FileWriter(lake, str(tmp_path), group.schema) as writer,
+        ):
+            writer.write(group)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    assert list(tmp_path.iterdir()) == []
