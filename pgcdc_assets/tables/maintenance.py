@@ -122,18 +122,19 @@ def _maintain_by_spark(
 
     report = MaintenanceReport(path)
     with own_sessions(spark, 1) as (session,):
-        if limits:
-            _set_properties(session, path, limits)
         # Delta 4.4 would ignore RETAIN, and keep files for a week.
         session.conf.set("spark.databricks.delta.vacuum.retentionWindowIgnore.enabled", "false")
         if keep_hours < _CHECKED_HOURS:
             session.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
-        if has_small_files:
-            report = _merge_files(session, path)
         try:
+            # On a full disk, the deletions free the space that the other steps need.
             session.sql(f"VACUUM {delta_table(path)} RETAIN {keep_hours} HOURS").collect()
         except Exception as error:
             raise _failure(path, error) from error
+        if limits:
+            _set_properties(session, path, limits)
+        if has_small_files:
+            report = _merge_files(session, path)
     return report
 
 

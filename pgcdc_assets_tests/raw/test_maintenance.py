@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -147,6 +148,23 @@ def test_maintenance_removes_orphans_of_all_tables_and_nothing_else(zone: RawZon
         assert "part-old.parquet" not in names
     assert len(zone.changes.windows(1)) == 4
     assert len(zone.relations.versions(1)) == len(zone.snapshots.complete_snapshots(1)) == 1
+
+
+def test_maintenance_deletes_files_also_on_a_full_disk(zone: RawZone) -> None:
+    """The deletions came after the first write, so a full disk stayed full."""
+    land_small_windows(zone, 10)
+    orphan = Path(zone.changes.table.uri, "part-orphan.parquet")
+    orphan.write_bytes(b"x")
+    make_old(Path(zone.changes.table.uri), days=8)
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
+    try:
+        with pytest.raises(TransientError, match="File too large"):
+            maintain_raw_zone(zone, minimum_files=2, minimum_log_entries=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    assert not orphan.exists()
+    assert len(landed(zone)) == 12
 
 
 def test_maintenance_cleans_up_the_list_of_tables_before_the_first_window(zone: RawZone) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -90,6 +91,20 @@ def test_a_restored_file_is_not_deleted(lake: Lake, path: Path) -> None:
     write(path, 50)
     assert delete(lake, path) == 1
     assert ids(path) == list(range(50, 1050))
+
+
+def test_files_are_deleted_also_if_the_ledger_does_not_fit_on_the_disk(
+    lake: Lake, path: Path
+) -> None:
+    """A full disk stayed full: the first call failed at the ledger, and so did the maintenance."""
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
+    try:
+        assert delete(lake, path, 1) == 0
+        assert delete(lake, path) == 10
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    assert data_files(path) == live_files(path)
 
 
 @pytest.mark.sampled
