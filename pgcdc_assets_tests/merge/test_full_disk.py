@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import resource
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.maintenance import maintain_table
 from pgcdc_assets.tables.state import advance_watermark, read_scd_state
+from pgcdc_assets_tests.support.full_disk import full_disk
 from pgcdc_assets_tests.support.merge.history import Landing, column, insert, relation, update
 from pgcdc_assets_tests.support.merge.one_table import merge
 from pgcdc_assets_tests.support.merge.small_tables import merge_by_spark
@@ -37,17 +36,6 @@ def jvm(spark: SparkSession, spark_kind: str, request: pytest.FixtureRequest) ->
     return pid
 
 
-@contextmanager
-def _full_disk(pid: int, byte_count: int = 1_000) -> Iterator[None]:
-    """Let a process write no file beyond some bytes in the block."""
-    soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, (byte_count, hard))
-    try:
-        yield
-    finally:
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.mark.parametrize("scd", [1, 2])
 def test_the_error_names_the_folder_and_the_next_merge_continues(
     spark: SparkSession, zone: RawZone, jvm: int, monkeypatch: pytest.MonkeyPatch, scd: int
@@ -59,7 +47,7 @@ def test_the_error_names_the_folder_and_the_next_merge_continues(
     landing.land([insert("3", "c")])
     path = merge(spark, landing, target).path
     landing.land([update("1", "A"), insert("4", "d")])
-    with _full_disk(jvm):
+    with full_disk(1_000, jvm):
         (failure,) = merge_tables(spark, zone, [target], landing.windows[-1])
     assert isinstance(failure, MergeFailure)
     assert isinstance(failure.error, TransientError)
@@ -86,7 +74,7 @@ def test_the_error_of_a_maintenance_names_the_disks(
     landing.land([insert("2", "b")])
     path = merge(spark, landing, CdcTable("shop", "items")).path
     with (
-        _full_disk(jvm),
+        full_disk(1_000, jvm),
         pytest.raises(TransientError, match=r"File too large\. Free space .*spark\.local\.dir"),
     ):
         maintain_table(lambda: spark, zone.lake, path, 24)
@@ -103,10 +91,12 @@ def test_a_maintenance_deletes_files_before_it_writes(
     landing.begin([["1", "a"]])
     landing.land([insert("2", "b")])
     path = merge(spark, landing, CdcTable("shop", "items")).path
-    orphan, first = Path(path, "part-orphan.parquet"), DeltaTable(path).file_uris()[0]
+    spark.read.format("delta").load(path).write.format("delta").mode("append").save(path)
+    orphan = Path(path, "part-orphan.parquet")
     orphan.touch()
     os.utime(orphan, (0, 0))
-    Path(first).unlink()
+    for file in DeltaTable(path).file_uris():
+        Path(file).unlink()
     with pytest.raises(TransientError, match=r"The maintenance of .* failed"):
         maintain_table(lambda: spark, zone.lake, path, 24)
     assert not orphan.exists()
@@ -147,7 +137,7 @@ def test_a_watermark_that_does_not_fit_names_the_folder_and_the_remedy(
     state = read_scd_state(zone.lake, zone.name, path)
     assert state is not None
     assert state.watermark is not None
-    with _full_disk(os.getpid(), 100), pytest.raises(TransientError) as raised:
+    with full_disk(100), pytest.raises(TransientError) as raised:
         advance_watermark(zone, path, state.watermark, state.watermark)
     assert f"{path} cannot be written: " in str(raised.value)
     assert ": File too large (os error 27). Check that the lake has space" in str(raised.value)
@@ -184,6 +174,6 @@ def _fill_at(patch: pytest.MonkeyPatch, point: str, pid: int, disk: ExitStack) -
     def reach(name: str) -> None:
         earlier(name)
         if name == point:
-            disk.enter_context(_full_disk(pid, 100))
+            disk.enter_context(full_disk(100, pid))
 
     patch.setattr(failpoints, "reach", reach)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +14,7 @@ from pgcdc_assets.errors import TransientError
 from pgcdc_assets.raw import files
 from pgcdc_assets.raw.files import FileWriter
 from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets_tests.support.full_disk import full_disk
 
 
 def test_a_writer_fills_and_marks_files_of_an_object_store(
@@ -61,14 +61,10 @@ def test_a_file_that_does_not_reach_a_full_disk_is_removed(
 def test_a_file_whose_first_bytes_do_not_fit_is_removed(lake: Lake, tmp_path: Path) -> None:
     """On a full disk, each attempt of a landing left an empty file."""
     group = pa.table({"v": ["a"]})
-    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
-    try:
-        with (
-            pytest.raises(TransientError, match="File too large"),
-            FileWriter(lake, str(tmp_path), group.schema) as writer,
-        ):
-            writer.write(group)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    with (
+        full_disk(),
+        pytest.raises(TransientError, match="File too large"),
+        FileWriter(lake, str(tmp_path), group.schema) as writer,
+    ):
+        writer.write(group)
     assert list(tmp_path.iterdir()) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from pgcdc_assets.raw.table import DELETED_FILE_RETENTION, MARK, RawTable
 from pgcdc_assets.raw.table_list import ListedTable
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
+from pgcdc_assets_tests.support.full_disk import full_disk
 from pgcdc_assets_tests.support.raw.rows import batch, change, landed, relation, transaction, window
 
 
@@ -156,13 +156,8 @@ def test_maintenance_deletes_files_also_on_a_full_disk(zone: RawZone) -> None:
     orphan = Path(zone.changes.table.uri, "part-orphan.parquet")
     orphan.write_bytes(b"x")
     make_old(Path(zone.changes.table.uri), days=8)
-    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
-    try:
-        with pytest.raises(TransientError, match="File too large"):
-            maintain_raw_zone(zone, minimum_files=2, minimum_log_entries=1)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    with full_disk(), pytest.raises(TransientError, match="File too large"):
+        maintain_raw_zone(zone, minimum_files=2, minimum_log_entries=1)
     assert not orphan.exists()
     assert len(landed(zone)) == 12
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import threading
@@ -31,6 +30,7 @@ from pgcdc_assets.tables.vacuum import (
     owner_hours,
     vacuum_after_merge,
 )
+from pgcdc_assets_tests.support.full_disk import full_disk
 from pgcdc_assets_tests.support.rewritten_table import data_files, make_table, write
 
 
@@ -97,13 +97,9 @@ def test_files_are_deleted_also_if_the_ledger_does_not_fit_on_the_disk(
     lake: Lake, path: Path
 ) -> None:
     """A full disk stayed full: the first call failed at the ledger, and so did the maintenance."""
-    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
-    try:
+    with full_disk():
         assert delete(lake, path, 1) == 0
         assert delete(lake, path) == 10
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     assert data_files(path) == live_files(path)
 
 
