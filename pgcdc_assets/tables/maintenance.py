@@ -121,20 +121,26 @@ def _maintain_by_spark(
     from pgcdc_assets.spark.session import own_sessions
 
     report = MaintenanceReport(path)
+    failure: TransientError | None = None
     with own_sessions(spark, 1) as (session,):
+        if limits:
+            try:
+                _set_properties(session, path, limits)
+            except TransientError as error:
+                # On a full disk, the deletions free the space for the next maintenance.
+                failure = error
         # Delta 4.4 would ignore RETAIN, and keep files for a week.
         session.conf.set("spark.databricks.delta.vacuum.retentionWindowIgnore.enabled", "false")
         if keep_hours < _CHECKED_HOURS:
             session.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
         try:
-            # On a full disk, the deletions free the space that the other steps need.
             session.sql(f"VACUUM {delta_table(path)} RETAIN {keep_hours} HOURS").collect()
         except Exception as error:
             raise _failure(path, error) from error
-        if limits:
-            _set_properties(session, path, limits)
         if has_small_files:
             report = _merge_files(session, path)
+    if failure is not None:
+        raise failure
     return report
 
 
