@@ -29,6 +29,7 @@ from pgcdc_assets.tables.checkpoints import delete_checksum_of_hint
 from pgcdc_assets.tables.checksums import (
     delete_checksums_of_log,
     delete_checksums_without_files,
+    delete_drafts_of_log,
 )
 from pgcdc_assets.tables.compaction import needs_optimize, optimize
 from pgcdc_assets.tables.properties import (
@@ -219,6 +220,7 @@ def _clean_log(lake: Lake, path: str) -> None:
             delete_checksums_of_log(lake, path)
             if lake.is_local:
                 delete_checksums_without_files(path)
+                delete_drafts_of_log(path)
 
 
 def _merge_files(session: SparkSession, path: str) -> MaintenanceReport:
