@@ -5,8 +5,8 @@ Hadoop writes `.<name>.crc` beside each file of a local file system
 writes `<version>.crc` beside each log entry that Spark commits, in each store. delta-rs does not
 know these files: it replaces and deletes other files without them.
 
-Hadoop writes a log entry as `.<name>.<uuid>.tmp`, which has a checksum too, and renames it. If Spark
-is killed, or the disk is full, the draft stays.
+Hadoop writes a log entry as `.<name>.<uuid>.tmp`, which has a checksum too, and renames it. If
+Spark is killed, or the disk is full, the draft stays.
 """
 
 from __future__ import annotations
