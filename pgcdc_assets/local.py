@@ -1,8 +1,9 @@
-"""File locks and free TCP ports of the local machine."""
+"""Files, file locks and free TCP ports of the local machine."""
 
 from __future__ import annotations
 
 import fcntl
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,22 @@ def locked(path: Path, *, is_awaited: bool = True) -> Iterator[None]:
     with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX if is_awaited else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
+
+
+@contextmanager
+def drafted(path: Path) -> Iterator[Path]:
+    """Yield the path of a draft, which becomes the file after the block.
+
+    Readers see the whole file or none. An error of the block, such as of a full disk, leaves no
+    draft.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield draft
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def is_locked(path: Path) -> bool:

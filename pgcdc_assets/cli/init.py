@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from pgcdc_assets.cli.check import check_columns, report
-from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.errors import ConfigurationError, unwritable_error
+from pgcdc_assets.local import drafted
 from pgcdc_assets.orchestration.project import home
 from pgcdc_assets.orchestration.project.defs_file import check_defs_folders
 from pgcdc_assets.orchestration.project.defs_tables import DefsTables, component_yaml, replace_text
@@ -92,14 +92,11 @@ def _write_file(path: Path, text: str) -> None:
             replace_text(path, text)
             return
         # A process that is killed must not leave a part of the file.
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        draft.write_text(text, "utf-8")
-        draft.replace(path)
+        with drafted(path) as draft:
+            draft.write_text(text, "utf-8")
     except OSError as error:
-        raise ConfigurationError(
-            reason=f"{path} cannot be written ({error.strerror}): name a folder that this user "
-            "can write with --defs"
-        ) from error
+        remedy = "name a folder that this user can write with --defs"
+        raise unwritable_error(path, error, remedy) from error
 
 
 def _check_failover(settings: ConnectionSettings) -> None:

@@ -52,6 +52,7 @@ from pgcdc_assets.errors.base import (
     rebuild_command,
     renewal_command,
     resnapshot_remedy,
+    unwritable_error,
 )
 from pgcdc_assets.errors.slots import (
     SlotAdvanced,
@@ -113,6 +114,7 @@ __all__ = [
     "rebuild_command",
     "renewal_command",
     "resnapshot_remedy",
+    "unwritable_error",
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -108,6 +109,21 @@ class TransientError(PgcdcError):
     """A temporary problem. A retry may succeed."""
 
     exit_status = 3
+
+
+def unwritable_error(
+    path: object, error: OSError, remedy: str
+) -> ConfigurationError | TransientError:
+    """Return the error of a local file or folder that cannot be written.
+
+    Args:
+        path: the file or the folder.
+        remedy: what to do unless the disk is full.
+    """
+    reason = f"{path} cannot be written ({error.strerror or error})"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return TransientError(reason=f"{reason}. Free space on its disk, then run it again.")
+    return ConfigurationError(reason=f"{reason}: {remedy}")
 
 
 class ConnectionLost(TransientError):

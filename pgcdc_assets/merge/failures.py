@@ -93,7 +93,7 @@ def _explained(task: MergeTask, error: Exception, session: SparkSession | None) 
         return refused
     full = full_disk_of(error)
     if full is not None:
-        return _full_disk(task, full)
+        return full_disk_error(task, full)
     required = _required_columns(task, f"{condition} {text}")
     if required:
         return _must_be_nullable(task, required)
@@ -185,7 +185,12 @@ def _transient(name: str, condition: str) -> TransientError:
     )
 
 
-def _full_disk(task: MergeTask, reason: str) -> TransientError:
+def full_disk_error(task: MergeTask, reason: str) -> TransientError:
+    """Return the error of a table whose rows do not fit on a disk.
+
+    Args:
+        reason: the operating system's text.
+    """
     return TransientError(
         reason=f"Table {task.plan.target.qualified_name} was not merged: {reason}. Nothing of it "
         f"was committed. Free space on the disk of {task.path}, or on that of Spark's temporary "

@@ -284,7 +284,7 @@ def _replace_contents(
     staged = open_again(zone, staged_path)
     files = pa.table(staged.get_add_actions(flatten=True))
     if deleted_rows(zone.lake, staged_path, staged, files):
-        spark.sql(f"REORG TABLE {delta_table(staged_path)} APPLY (PURGE)")
+        _alter(spark, path, f"REORG TABLE {delta_table(staged_path)} APPLY (PURGE)")
         staged = open_again(zone, staged_path)
         files = pa.table(staged.get_add_actions(flatten=True))
     actions = _added_files(zone, staged, files, staged_path)
@@ -362,8 +362,25 @@ def _keep_properties_in_step(
     }
     if wanted:
         pairs = ", ".join(f"{string(name)} = {string(value)}" for name, value in wanted.items())
-        spark.sql(f"ALTER TABLE {delta_table(path)} SET TBLPROPERTIES ({pairs})")
+        _alter(spark, path, f"ALTER TABLE {delta_table(path)} SET TBLPROPERTIES ({pairs})")
     # The notes are about the rows before the rebuild. Those of the staged table do not hold here.
     for name in (BEGINS_WITH, KEY_SINCE, *NOTES):
         if name in known and name not in staged.metadata().configuration:
-            spark.sql(f"ALTER TABLE {delta_table(path)} UNSET TBLPROPERTIES ({string(name)})")
+            unset = f"UNSET TBLPROPERTIES ({string(name)})"
+            _alter(spark, path, f"ALTER TABLE {delta_table(path)} {unset}")
+
+
+def _alter(spark: SparkSession, path: str, statement: str) -> None:
+    """Run a statement of a rebuild.
+
+    Args:
+        path: the address of the live table.
+
+    Raises:
+        DefiniteError: Spark refuses the statement.
+        TransientError: the statement failed, such as on a full disk.
+    """
+    try:
+        spark.sql(statement)
+    except Exception as error:
+        raise explain_overwrite(path, error) from error

@@ -16,6 +16,7 @@ from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
+from pgcdc_assets.error_text import first_line, first_sentence
 from pgcdc_assets.errors import (
     ConfigurationError,
     DefiniteError,
@@ -246,7 +247,7 @@ def create_again(
     """
     from pyspark.sql import functions as F
 
-    from pgcdc_assets.spark.errors import condition_of, is_conflict
+    from pgcdc_assets.spark.errors import failure_of, is_conflict
 
     try:
         if open_table(zone.lake, path) is not None:
@@ -255,7 +256,8 @@ def create_again(
         try:
             set_log_aside(zone, path)
         except OSError as error:
-            raise _not_created(path, type(error).__name__) from error
+            found = explain_store_error(path, error) or _not_created(path, first_line(error))
+            raise found from error
     step = Step(fence_app_id(zone.name), 1, position, snapshots=snapshots)
     metadata = staged.metadata()
     writer = spark.read.format("delta").load(staged_path).writeTo(delta_table(path)).using("delta")
@@ -273,7 +275,7 @@ def create_again(
     except Exception as error:
         if is_conflict(error):
             raise _created_by_another(path) from error
-        raise _not_created(path, condition_of(error)) from error
+        raise _not_created(path, failure_of(error)) from error
     if not is_written(zone, path, step):
         raise _created_by_another(path)
     record_watermark(zone, path)
@@ -287,10 +289,10 @@ def _created_by_another(path: str) -> TransientError:
     )
 
 
-def _not_created(path: str, condition: str) -> TransientError:
+def _not_created(path: str, failure: str) -> TransientError:
     return TransientError(
-        reason=f"The damaged log of {path} was not replaced ({condition}). Run the rebuild again. "
-        "If the log is gone, the next merge builds the table from the raw zone."
+        reason=f"The damaged log of {path} was not replaced: {failure}. Run the rebuild again. If "
+        "the log is gone, the next merge builds the table from the raw zone."
     )
 
 
@@ -318,6 +320,6 @@ def explain_overwrite(path: str, error: Exception) -> PgcdcError:
 def unwritable_error(path: str, error: Exception) -> PgcdcError:
     """Return the error of a rebuild that could not write to the lake."""
     return explain_store_error(path, error) or TransientError(
-        reason=f"The Delta table {path} cannot be written ({type(error).__name__}), and is "
-        "unchanged. Run it again."
+        reason=f"The Delta table {path} cannot be written, and is unchanged: "
+        f"{first_sentence(error)} Check that the lake has space and is writable, then run it again."
     )

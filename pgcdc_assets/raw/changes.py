@@ -20,6 +20,7 @@ from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.raw import schema
 from pgcdc_assets.raw.app_ids import floor_app_id, landing_app_id
 from pgcdc_assets.raw.compaction import MINIMUM_FILES, CompactionReport, compact
+from pgcdc_assets.raw.refused_commits import NotCommitted
 from pgcdc_assets.raw.row_groups import RelationGroups
 from pgcdc_assets.raw.scan import UnreadableFile, data_files, files_between, scan
 from pgcdc_assets.raw.table import CommitRefused, RawTable
@@ -242,6 +243,9 @@ class ChangeLog:
                 reason=f"Another process wrote to {self.table.uri} during the landing of window "
                 f"{window.key}. Nothing of this attempt was committed; run it again."
             ) from refusal
+        except NotCommitted:
+            writer.discard()
+            raise
         self.table.give_back(table)
         return LandReport(
             summary,

@@ -180,13 +180,13 @@ class FileWriter:
     def discard(self) -> None:
         """Remove all written files. Maintenance removes files that cannot be removed now."""
         paths = [file.path for file in self._files]
-        if self._writer is not None:
+        if self._sink is not None:
             paths.append(self._path)
-            with contextlib.suppress(OSError):
-                self._writer.close()
-            with contextlib.suppress(OSError):
-                self._sink.close()
-            self._writer = None
+            for each in (self._writer, self._sink):
+                with contextlib.suppress(OSError):
+                    if each is not None:
+                        each.close()
+            self._writer = self._sink = None
         if self._has_mark:
             paths.append(f"{WRITERS}/{self._id}")
         for path in paths:
@@ -228,7 +228,7 @@ class FileWriter:
         if self._lake.is_local:
             push_to_disk(Path(self._uri, self._path))
         # Until here, `discard` removes the file.
-        self._writer = None
+        self._writer = self._sink = None
         self._files.append(
             WrittenFile(
                 self._path,

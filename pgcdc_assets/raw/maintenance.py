@@ -103,6 +103,8 @@ def _shorten(
 ) -> RawMaintenanceReport:
     """Clean up the logs, and delete unreferenced files, if the limit is reached.
 
+    The deletions come first: on a full disk, they free the space that all other steps need.
+
     Args:
         table: `raw/changes`.
         merged: number of compacted files.
@@ -111,9 +113,10 @@ def _shorten(
     unsaved = changes.window_index.unsaved_entries(table)
     if unsaved < minimum_log_entries:
         return RawMaintenanceReport(files_merged=merged)
+    removed = _delete_files(zone)
     if not changes.window_index.save(table):
         # Otherwise entries whose windows are not copied could be removed.
-        return RawMaintenanceReport(files_merged=merged)
+        return RawMaintenanceReport(files_merged=merged, files_removed=removed)
     epoch = zone.epochs.latest()
     if epoch is not None:
         zone.prepared.remove_ended(epoch.epoch, zone.captured_on(epoch)[0])
@@ -129,8 +132,15 @@ def _shorten(
         loaded = other.load()
         if loaded is not None:
             shorten_log(other.lake, other.uri, loaded)
+    if zone.ranges.remove_abandoned():
+        removed += _delete_snapshot_files(zone)
+    return RawMaintenanceReport(merged, unsaved, removed)
+
+
+def _delete_files(zone: RawZone) -> int:
+    """Delete the unreferenced files of all tables, and return their number."""
     tables = (
-        changes,
+        zone.changes,
         zone.relations,
         zone.epochs,
         zone.ranges,
@@ -139,13 +149,14 @@ def _shorten(
         zone.schema_events,
         zone.definitions,
         zone.table_list,
-        changes.window_index,
+        zone.changes.window_index,
     )
-    removed = sum(_vacuum(part.table) for part in tables)
-    zone.ranges.remove_abandoned()
+    return sum(_vacuum(part.table) for part in tables) + _delete_snapshot_files(zone)
+
+
+def _delete_snapshot_files(zone: RawZone) -> int:
     in_ranges = {file.path for landed in zone.ranges.all() for file in landed.files}
-    removed += _vacuum(zone.snapshots.table, in_ranges)
-    return RawMaintenanceReport(merged, unsaved, removed)
+    return _vacuum(zone.snapshots.table, in_ranges)
 
 
 def _vacuum(table: RawTable, spared: Collection[str] = ()) -> int:

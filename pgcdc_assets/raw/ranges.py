@@ -193,16 +193,21 @@ class RangeStore:
                 )
                 return
 
-    def remove_abandoned(self) -> None:
-        """Remove the ranges of tables of which none was read within `ABANDONED_DAYS`."""
+    def remove_abandoned(self) -> bool:
+        """Remove the ranges of tables of which none was read within `ABANDONED_DAYS`.
+
+        Returns:
+            Whether there were such ranges.
+        """
         oldest = dt.datetime.now(dt.UTC) - dt.timedelta(days=ABANDONED_DAYS)
         newest: dict[tuple[int, TableName], dt.datetime] = {}
         for landed in self.all():
             key = landed.epoch, landed.name
             newest[key] = max(landed.read_at, newest.get(key, landed.read_at))
-        for (epoch, name), read_at in newest.items():
-            if read_at < oldest:
-                self.remove(epoch, name)
+        abandoned = [key for key, read_at in newest.items() if read_at < oldest]
+        for epoch, name in abandoned:
+            self.remove(epoch, name)
+        return bool(abandoned)
 
     def _app_id(self, epoch: int, name: TableName) -> str:
         return f"pgcdc:{self.capture}:{epoch}:ranges:{name.record_name}"

@@ -1,4 +1,4 @@
-"""Commits that delta-rs refuses: of a table that it cannot write, or after another commit.
+"""Commits that fail: of a table that delta-rs cannot write, after another commit, on a full disk.
 
 If the answer to a conditional PUT is lost, or the answer to a hard link over NFS, delta-rs finds
 its own log entry, and takes the entry for the commit of another process. So each commit of a raw
@@ -7,6 +7,7 @@ table has a unique mark.
 
 from __future__ import annotations
 
+import re
 from itertools import count
 from typing import Any
 from uuid import uuid4
@@ -15,11 +16,14 @@ import pyarrow.fs as pafs
 from deltalake.exceptions import CommitFailedError
 
 from pgcdc_assets.error_text import first_line
-from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.raw.delta_log import FOLDER, read_commit
 
 # The key of the mark in the `commitInfo` of a commit.
 _MARK = "pgcdcCommit"
+
+# EFBIG, ENOSPC and EDQUOT in the texts of delta-rs.
+_FULL_DISK = re.compile(r"\(os error (?:27|28|122)\)")
 
 # Table features that delta-rs writes. Spark writes all that an owner may turn on.
 WRITTEN_FEATURES = frozenset(
@@ -36,6 +40,15 @@ WRITTEN_FEATURES = frozenset(
         "variantType",
     }
 )
+
+
+class NotCommitted(TransientError):
+    """A commit did not fit on the disk, so its files belong to no version of the table."""
+
+
+def is_full_disk(error: Exception) -> bool:
+    """Return whether an error of delta-rs is about a full disk of this machine."""
+    return _FULL_DISK.search(str(error)) is not None
 
 
 def new_mark() -> dict[str, Any]:

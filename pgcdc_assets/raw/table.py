@@ -37,7 +37,9 @@ from pgcdc_assets.raw.log_table import open_delta_table
 from pgcdc_assets.raw.log_tail import give_back, take_table
 from pgcdc_assets.raw.newest_versions import NewestVersions
 from pgcdc_assets.raw.refused_commits import (
+    NotCommitted,
     has_mark,
+    is_full_disk,
     is_unsupported,
     new_mark,
     unsupported_error,
@@ -238,6 +240,7 @@ class RawTable:
             CommitRefused: another commit after `table` was loaded has the same application id, or
                 removed the same files.
             ConfigurationError: another program has turned on a feature that delta-rs cannot write.
+            NotCommitted: the log entry does not fit on the disk.
             TransientError: an added file is missing, or the log could not be written.
         """
         self._check_present(added)
@@ -264,6 +267,9 @@ class RawTable:
             if not self._is_committed(table.version(), mark):
                 raise CommitRefused(str(error)) from error
         except (DeltaError, OSError) as error:
+            # A checkpoint is written after the log entry.
+            if is_full_disk(error) and not self._is_committed(table.version(), mark):
+                raise NotCommitted(reason=str(self._unwritable(error))) from error
             raise self._unwritable(error, _MAY_BE_COMMITTED) from error
         if self.lake.is_local:
             self.push_log_to_disk(table.version() + 1)
@@ -305,6 +311,9 @@ class RawTable:
         except CommitRefused:
             writer.discard()
             return False
+        except NotCommitted:
+            writer.discard()
+            raise
         return True
 
     def entries(self, table: DeltaTable, first_version: int) -> list[LogEntry]:

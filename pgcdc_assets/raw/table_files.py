@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 
 import pyarrow.fs as pafs
 
@@ -48,8 +49,17 @@ def set_log_aside(zone: RawZone, path: str) -> None:
     log = f"{_inside(zone, path)}/{FOLDER}"
     names = _file_names(store, log)
     aside = f"{_inside(zone, path)}/{SET_ASIDE}{time.time_ns()}"
-    for name in names:
-        store.copy_file(f"{log}/{name}", f"{aside}_{name}")
+    copies: list[str] = []
+    try:
+        for name in names:
+            copies.append(f"{aside}_{name}")
+            store.copy_file(f"{log}/{name}", copies[-1])
+    except OSError:
+        # On a full disk each attempt would leave copies.
+        for copy in copies:
+            with suppress(OSError):
+                store.delete_file(copy)
+        raise
     # The oldest entry first: the remaining entries never form a readable log of an older version.
     for name in names:
         store.delete_file(f"{log}/{name}")

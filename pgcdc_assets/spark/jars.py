@@ -15,13 +15,12 @@ import importlib.util
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from pgcdc_assets.local import locked
+from pgcdc_assets.local import drafted, locked
 from pgcdc_assets.spark import logstore
 from pgcdc_assets.spark.object_store import S3_EXCLUDES
 
@@ -126,9 +125,8 @@ def remember_jars(conf: Mapping[str, str], resolved: str) -> None:
             return
         file = _file()
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as draft:
-            json.dump({**known, _key(packages): jars}, draft, indent=1)
-        Path(draft.name).replace(file)
+        with drafted(file) as draft:
+            draft.write_text(json.dumps({**known, _key(packages): jars}, indent=1))
 
 
 def _is_of_user(conf: Mapping[str, str]) -> bool:

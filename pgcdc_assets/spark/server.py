@@ -29,7 +29,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from pgcdc_assets.errors import ConfigurationError, TransientError
+from pgcdc_assets.errors import ConfigurationError, TransientError, unwritable_error
 from pgcdc_assets.local import free_port, is_locked, locked
 from pgcdc_assets.processes import ProcessIdentity, this_namespace
 from pgcdc_assets.spark.jars import MASTER, looking_up_alone
@@ -146,7 +146,7 @@ class SparkServer:
         Raises:
             ConfigurationError: Spark cannot start on this machine; the log has the details. Or the
                 folder has the server of another machine, container or user.
-            TransientError: the start took too long, or no port is free.
+            TransientError: the start took too long, no port is free, or the disk is full.
         """
         with self._lock():
             running = self.usable()
@@ -158,7 +158,13 @@ class SparkServer:
             say(f"Starting the Spark server; its log is {self.log_file}")
             with looking_up_alone():
                 for _ in range(_PORTS_TO_TRY):
-                    started = self._start_at(free_port(), say)
+                    try:
+                        started = self._start_at(free_port(), say)
+                    except OSError as error:
+                        remedy = "set PGCDC_STATE to a folder that this user can write"
+                        raise unwritable_error(
+                            f"The folder {self.folder}", error, remedy
+                        ) from error
                     if started is not None:
                         return started, True
         raise TransientError(reason="No free TCP port was found for the Spark server. Run it again")
@@ -274,7 +280,10 @@ class SparkServer:
             "folder": str(self.work_folder),
             "conf": dict(conf),
         }
-        with tempfile.TemporaryFile("w+") as stdin, self.log_file.open("ab") as log:
+        with (
+            tempfile.TemporaryFile("w+", dir=self.work_folder) as stdin,
+            self.log_file.open("ab") as log,
+        ):
             json.dump(request, stdin)
             stdin.seek(0)
             return subprocess.Popen(

@@ -1,9 +1,12 @@
-"""Checksums that Spark writes beside the files of a table, as files of their own.
+"""Checksums and drafts that Spark writes beside the files of a table, as files of their own.
 
 Hadoop writes `.<name>.crc` beside each file of a local file system
 (org.apache.hadoop.fs.ChecksumFileSystem), and refuses to read a file with another content. Delta
 writes `<version>.crc` beside each log entry that Spark commits, in each store. delta-rs does not
 know these files: it replaces and deletes other files without them.
+
+Hadoop writes a log entry as `.<name>.<uuid>.tmp`, which has a checksum too, and renames it. If
+Spark is killed, or the disk is full, the draft stays.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from pgcdc_assets.raw.lake import Lake
 
 _ENTRY = re.compile(r"(\d{20})\.json")
 _CHECKSUM_OF_LOG = re.compile(r"\.?(\d{20})\..*crc")
+_DRAFT_OF_LOG = re.compile(r"\.{1,2}\d{20}\..*\.tmp(?:\.crc)?")
 
 # A file may be written beside its checksum.
 _YOUNG_SECONDS = 3600.0
@@ -65,6 +69,29 @@ def delete_checksums_of_log(lake: Lake, path: str) -> int:
     for name in old:
         with suppress(FileNotFoundError):
             files.delete_file(f"{FOLDER}/{name}")
+    return len(old)
+
+
+def delete_drafts_of_log(path: str) -> int:
+    """Delete the drafts of log entries and checkpoints that were not finished.
+
+    Args:
+        path: the folder of a table on this machine.
+
+    Returns:
+        Number of deleted files.
+
+    Raises:
+        OSError: the log cannot be listed, or a draft cannot be deleted.
+    """
+    before = time.time() - _YOUNG_SECONDS
+    old = [
+        file
+        for file in Path(path, FOLDER).iterdir()
+        if _DRAFT_OF_LOG.fullmatch(file.name) and file.stat().st_mtime < before
+    ]
+    for file in old:
+        file.unlink(missing_ok=True)
     return len(old)
 
 

@@ -12,8 +12,8 @@ refused merge again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,7 @@ from pgcdc_assets.tables.checkpoints import delete_checksum_of_hint
 from pgcdc_assets.tables.checksums import (
     delete_checksums_of_log,
     delete_checksums_without_files,
+    delete_drafts_of_log,
 )
 from pgcdc_assets.tables.compaction import needs_optimize, optimize
 from pgcdc_assets.tables.properties import (
@@ -121,20 +122,39 @@ def _maintain_by_spark(
     from pgcdc_assets.spark.session import own_sessions
 
     report = MaintenanceReport(path)
+    failures: list[TransientError] = []
     with own_sessions(spark, 1) as (session,):
         if limits:
-            _set_properties(session, path, limits)
+            with _deferring(failures):
+                _set_properties(session, path, limits)
         # Delta 4.4 would ignore RETAIN, and keep files for a week.
         session.conf.set("spark.databricks.delta.vacuum.retentionWindowIgnore.enabled", "false")
         if keep_hours < _CHECKED_HOURS:
             session.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+        with _deferring(failures):
+            _vacuum(session, path, keep_hours)
         if has_small_files:
-            report = _merge_files(session, path)
-        try:
-            session.sql(f"VACUUM {delta_table(path)} RETAIN {keep_hours} HOURS").collect()
-        except Exception as error:
-            raise _failure(path, error) from error
+            with _deferring(failures):
+                report = _merge_files(session, path)
+    if failures:
+        raise failures[0]
     return report
+
+
+@contextmanager
+def _deferring(failures: list[TransientError]) -> Iterator[None]:
+    """Keep the failure of a step, because the next step may free the space of a full disk."""
+    try:
+        yield
+    except TransientError as error:
+        failures.append(error)
+
+
+def _vacuum(session: SparkSession, path: str, keep_hours: float) -> None:
+    try:
+        session.sql(f"VACUUM {delta_table(path)} RETAIN {keep_hours} HOURS").collect()
+    except Exception as error:
+        raise _failure(path, error) from error
 
 
 def _find_limits(properties: Mapping[str, str], keep_hours: float) -> dict[str, str]:
@@ -200,6 +220,7 @@ def _clean_log(lake: Lake, path: str) -> None:
             delete_checksums_of_log(lake, path)
             if lake.is_local:
                 delete_checksums_without_files(path)
+                delete_drafts_of_log(path)
 
 
 def _merge_files(session: SparkSession, path: str) -> MaintenanceReport:

@@ -15,12 +15,14 @@ import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 
+from pgcdc_assets.error_text import first_sentence
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.log_table import open_delta_table
 from pgcdc_assets.raw.newest_versions import NewestVersions
 from pgcdc_assets.raw.refused_commits import is_unsupported
+from pgcdc_assets.raw.store_errors import explain_store_error
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import folder_name
 from pgcdc_assets.tables.checkpoints import WITHOUT_UPKEEP, keep_checkpoints
@@ -331,9 +333,9 @@ def advance_watermark(zone: RawZone, path: str, before: Position | None, after: 
         # Otherwise another writer has committed. The next merge can record the watermark.
         return not is_unsupported(error)
     except (DeltaError, OSError) as error:
-        raise TransientError(
-            reason=f"The Delta table {path} cannot be written ({type(error).__name__}); "
-            "run it again."
+        raise explain_store_error(path, error) or TransientError(
+            reason=f"The Delta table {path} cannot be written: {first_sentence(error)} Check that "
+            "the lake has space and is writable, then run it again."
         ) from error
     return True
 

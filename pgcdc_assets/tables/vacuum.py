@@ -321,5 +321,7 @@ def _write_ledger(store: pafs.FileSystem, ledger: _Ledger) -> None:
         [f.path, f.size_bytes, f.removed_at, f.is_of_large_table] for f in ledger.files.values()
     ]
     text = json.dumps({"format": _FORMAT, "through": ledger.through, "files": files})
-    store.create_dir(_FOLDER, recursive=True)
-    write_file(store, f"{_FOLDER}/{_FILE}", text.encode())
+    # The list is a cache, so a full disk that it does not fit on stops no deletion.
+    with suppress(OSError):
+        store.create_dir(_FOLDER, recursive=True)
+        write_file(store, f"{_FOLDER}/{_FILE}", text.encode())

@@ -16,6 +16,7 @@ from pgcdc_assets.orchestration.project.defs_tables import DefsTables
 from pgcdc_assets.orchestration.project.home import defs_folders
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.full_disk import full_disk
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = "type: pgcdc_assets.PostgresCdcComponent\nattributes:\n  name: mine\n  publication: p\n"
@@ -40,6 +41,22 @@ FORMS = {
     + HEAD
     + "  tables:\n  - {name: t}\n+---\ntype: other.Thing\n",
 }
+
+
+@pytest.mark.postgres
+def test_init_names_a_full_disk_and_leaves_no_draft(
+    tmp_path: Path,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    database.execute("create table t (id int primary key); create publication p for table t")
+    monkeypatch.setenv("PGCDC_DSN", database.conninfo)
+    monkeypatch.chdir(tmp_path)
+    with full_disk():
+        assert main(["init", "--name", "mine", "--publication", "p"]) == 3
+    assert "defs.yaml cannot be written (File too large). Free space" in capsys.readouterr().err
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -14,6 +14,7 @@ from pgcdc_assets.errors import TransientError
 from pgcdc_assets.raw import files
 from pgcdc_assets.raw.files import FileWriter
 from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets_tests.support.full_disk import full_disk
 
 
 def test_a_writer_fills_and_marks_files_of_an_object_store(
@@ -55,3 +56,15 @@ def test_a_file_that_does_not_reach_a_full_disk_is_removed(
         writer.write(group)
         writer.finish()
     assert list(folder.iterdir()) == []
+
+
+def test_a_file_whose_first_bytes_do_not_fit_is_removed(lake: Lake, tmp_path: Path) -> None:
+    """On a full disk, each attempt of a landing left an empty file."""
+    group = pa.table({"v": ["a"]})
+    with (
+        full_disk(),
+        pytest.raises(TransientError, match="File too large"),
+        FileWriter(lake, str(tmp_path), group.schema) as writer,
+    ):
+        writer.write(group)
+    assert list(tmp_path.iterdir()) == []

@@ -188,9 +188,10 @@ from pgcdc_assets.errors import TransientError
 from pgcdc_assets_tests.support.raw.rows import *
 from pgcdc_assets.raw.lake import Lake
 zone = RawZone(Lake({zone.lake.uri!r}), "test")
-resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+def fill():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 try:
-    zone.changes.land(window(200, 300), [])
+    zone.changes.land(window(200, 300), [transaction(200, 1)], before_commit=fill)
 except TransientError as error:
     print(error)
 """
@@ -198,8 +199,9 @@ except TransientError as error:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert "raw/changes cannot be written: " in done.stdout
-    assert ": File too large (os error 27). " in done.stdout
+    assert ": File too large (os error 27). Nothing was committed. " in done.stdout
     assert zone.changes.captured_through(1) == Lsn(200)
+    assert len(data_files(zone)) == 1
 
 
 def test_files_of_a_killed_landing_are_ignored_and_vacuumed_later(zone: RawZone) -> None:

@@ -23,6 +23,7 @@ from pgcdc_assets.raw.table import DELETED_FILE_RETENTION, MARK, RawTable
 from pgcdc_assets.raw.table_list import ListedTable
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
+from pgcdc_assets_tests.support.full_disk import full_disk
 from pgcdc_assets_tests.support.raw.rows import batch, change, landed, relation, transaction, window
 
 
@@ -147,6 +148,18 @@ def test_maintenance_removes_orphans_of_all_tables_and_nothing_else(zone: RawZon
         assert "part-old.parquet" not in names
     assert len(zone.changes.windows(1)) == 4
     assert len(zone.relations.versions(1)) == len(zone.snapshots.complete_snapshots(1)) == 1
+
+
+def test_maintenance_deletes_files_also_on_a_full_disk(zone: RawZone) -> None:
+    """The deletions came after the first write, so a full disk stayed full."""
+    land_small_windows(zone, 10)
+    orphan = Path(zone.changes.table.uri, "part-orphan.parquet")
+    orphan.write_bytes(b"x")
+    make_old(Path(zone.changes.table.uri), days=8)
+    with full_disk(), pytest.raises(TransientError, match="File too large"):
+        maintain_raw_zone(zone, minimum_files=2, minimum_log_entries=1)
+    assert not orphan.exists()
+    assert len(landed(zone)) == 12
 
 
 def test_maintenance_cleans_up_the_list_of_tables_before_the_first_window(zone: RawZone) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from pgcdc_assets.cli import main
-from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.processes import ProcessIdentity
 from pgcdc_assets.spark.server import SparkServer
+from pgcdc_assets_tests.support.full_disk import full_disk
 
 _FIELDS: dict[str, Any] = {
     "pid": 1,
@@ -87,3 +88,13 @@ def test_a_malformed_file_of_a_running_server_is_named_with_the_remedy(
             assert error.count("\n") == 1, error
             assert "then delete the file" in error
     assert server.state_file.exists()
+
+
+def test_a_start_on_a_full_disk_names_the_folder_and_leaves_no_server(tmp_path: Path) -> None:
+    """It was an unexpected error."""
+    server = SparkServer(tmp_path)
+    with full_disk(), pytest.raises(TransientError, match="Free space on its disk") as raised:
+        server.start()
+    assert str(tmp_path) in str(raised.value)
+    assert server.find() is None
+    assert not server.state_file.exists()

@@ -19,6 +19,7 @@ from pgcdc_assets.tables.checksums import (
     checksum_path,
     delete_checksums_of_log,
     delete_checksums_without_files,
+    delete_drafts_of_log,
 )
 from pgcdc_assets.tables.vacuum import delete_replaced_files
 
@@ -153,6 +154,21 @@ def test_checksums_of_deleted_data_files_are_deleted_after_an_hour(path: Path) -
     assert young.exists()
     assert of_log.exists()
     assert Path(checksum_path(str(there))).exists()
+
+
+def test_drafts_of_log_entries_are_deleted_after_an_hour(path: Path) -> None:
+    """Each commit of Spark on a full disk leaves two files, which no VACUUM deletes."""
+    append(path)
+    log, uuid = path / "_delta_log", "4c165f26-5145-4058-8a2a-4ced3b2cb556"
+    drafts = [log / f".{5:020d}.json.{uuid}.tmp", log / f"..{5:020d}.json.{uuid}.tmp.crc"]
+    young, other = log / f".{6:020d}.json.{uuid}.tmp", log / f".{0:020d}.json.crc"
+    for file in (*drafts, young, other):
+        file.touch()
+    long_ago = time.time() - 7200
+    for file in (*drafts, other, log / f"{0:020d}.json"):
+        os.utime(file, (long_ago, long_ago))
+    assert delete_drafts_of_log(str(path)) == 2
+    assert sorted(log.iterdir()) == sorted([log / f"{0:020d}.json", young, other])
 
 
 def test_a_replaced_file_is_deleted_with_its_checksum(lake: Lake, path: Path) -> None:

@@ -30,6 +30,7 @@ from pgcdc_assets.tables.vacuum import (
     owner_hours,
     vacuum_after_merge,
 )
+from pgcdc_assets_tests.support.full_disk import full_disk
 from pgcdc_assets_tests.support.rewritten_table import data_files, make_table, write
 
 
@@ -90,6 +91,16 @@ def test_a_restored_file_is_not_deleted(lake: Lake, path: Path) -> None:
     write(path, 50)
     assert delete(lake, path) == 1
     assert ids(path) == list(range(50, 1050))
+
+
+def test_files_are_deleted_also_if_the_ledger_does_not_fit_on_the_disk(
+    lake: Lake, path: Path
+) -> None:
+    """A full disk stayed full: the first call failed at the ledger, and so did the maintenance."""
+    with full_disk():
+        assert delete(lake, path, 1) == 0
+        assert delete(lake, path) == 10
+    assert data_files(path) == live_files(path)
 
 
 @pytest.mark.sampled

@@ -34,6 +34,7 @@ from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.merge.write import table_properties
 from pgcdc_assets.raw.delta_log import FOLDER, commit_path
 from pgcdc_assets.raw.files import filesystem
+from pgcdc_assets.raw.refused_commits import is_full_disk
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.checkpoints import WITHOUT_UPKEEP, keep_checkpoints
 from pgcdc_assets.tables.columns import IS_CURRENT, SCD2_COLUMNS
@@ -162,9 +163,11 @@ def _commit(
         # its own log entry and takes the entry for the commit of another process. The files of such
         # a commit must stay.
         if not is_written(zone, state.path, step):
-            if not isinstance(error, CommitFailedError):
+            is_conflict = isinstance(error, CommitFailedError)
+            if is_conflict or is_full_disk(error):
+                _discard(zone, state.path, added)
+            if not is_conflict:
                 raise
-            _discard(zone, state.path, added)
             raise CommitConflict from error
 
 

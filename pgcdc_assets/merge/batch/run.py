@@ -34,11 +34,13 @@ from pgcdc_assets.merge.batch.left_to_spark import (
 from pgcdc_assets.merge.batch.scope import ChooseKind, SmallMerge, find_small_merge
 from pgcdc_assets.merge.batch.typed_rows import RequestedRows
 from pgcdc_assets.merge.batch.versions import begin_versions, merge_versions
+from pgcdc_assets.merge.failures import full_disk_error
 from pgcdc_assets.merge.report import MergeFailure, MergeReport
 from pgcdc_assets.merge.step_report import begin_report
 from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.raw.side_by_side import thread_count
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.spark.errors import full_disk_of
 from pgcdc_assets.spark.tuning import tune
 from pgcdc_assets.tables.columns import RESCUED
 from pgcdc_assets.tables.fence import read_fence
@@ -153,6 +155,10 @@ class SmallMerges:
         except PgcdcError as error:
             return MergeFailure(*task.name, error)
         except Exception as error:
+            full = full_disk_of(error)
+            if full is not None and self.zone.lake.is_local:
+                # Spark would leave a part of its files.
+                return MergeFailure(*task.name, full_disk_error(task, full))
             # One table must not stop the others. Spark merges it, or explains what is wrong.
             if not isinstance(error, _FOR_SPARK):
                 _logger.warning("%s: %s, so Spark merges it", task.path, type(error).__name__)

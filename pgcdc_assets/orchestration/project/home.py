@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.errors import ConfigurationError, unwritable_error
+from pgcdc_assets.local import drafted
 from pgcdc_assets.storage import local_folder
 from pgcdc_assets.variable_setting import check_variable_name
 
@@ -146,6 +147,7 @@ def prepare_home() -> Path:
 
     Raises:
         ConfigurationError: DAGSTER_HOME is not a folder, or the default folder cannot be written.
+        TransientError: its disk is full.
     """
     given = os.environ.get("DAGSTER_HOME", "").strip()
     if given:
@@ -160,15 +162,11 @@ def prepare_home() -> Path:
     try:
         home.mkdir(parents=True, exist_ok=True)
         if not (home / "dagster.yaml").exists():
-            # Another process must not read a part of the file.
-            draft = home / f".dagster.yaml.{os.getpid()}"
-            shutil.copyfile(CONFIG, draft)
-            draft.replace(home / "dagster.yaml")
+            with drafted(home / "dagster.yaml") as draft:
+                shutil.copyfile(CONFIG, draft)
     except OSError as error:
-        raise ConfigurationError(
-            reason=f"The folder {home} cannot be written ({error.strerror}): set {STATE_VARIABLE} "
-            "or DAGSTER_HOME to a folder that this user can write"
-        ) from error
+        remedy = f"set {STATE_VARIABLE} or DAGSTER_HOME to a folder that this user can write"
+        raise unwritable_error(f"The folder {home}", error, remedy) from error
     return home
 
 

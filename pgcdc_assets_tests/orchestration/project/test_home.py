@@ -10,11 +10,13 @@ import dagster as dg
 import pytest
 import yaml
 
+from pgcdc_assets.errors import TransientError
 from pgcdc_assets.orchestration.checks.raw import WINDOW_CHECKS
-from pgcdc_assets.orchestration.project.home import CONFIG, open_instance
+from pgcdc_assets.orchestration.project.home import CONFIG, open_instance, prepare_home
 from pgcdc_assets.orchestration.runs.record_retention import delete_old_records
 from pgcdc_assets_tests.orchestration.conftest import Orchestrated
 from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.full_disk import full_disk
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = {
@@ -57,6 +59,18 @@ def test_without_dagster_home_the_instance_is_below_pgcdc(
     with open_instance() as again:
         assert again.get_dynamic_partitions("shop_windows") == ["k"]
     assert (tmp_path / ".pgcdc" / "dagster" / "dagster.yaml").read_text() == CONFIG.read_text()
+
+
+def test_a_full_disk_is_named_and_leaves_no_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command left a part of the file, and asked for another folder."""
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    monkeypatch.setenv("PGCDC_STATE", str(tmp_path))
+    with full_disk(), pytest.raises(TransientError, match=r"dagster cannot .*Free space"):
+        prepare_home()
+    assert list((tmp_path / "dagster").iterdir()) == []
+    assert prepare_home().joinpath("dagster.yaml").read_text() == CONFIG.read_text()
 
 
 @pytest.mark.sampled
