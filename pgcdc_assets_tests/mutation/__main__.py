@@ -75,6 +75,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="seed of the sample, to repeat a sample")
     parser.add_argument("--seconds", type=float, default=10**6, help="time limit")
     parser.add_argument("--sql", action="store_true", help="only mutants of the SQL in strings")
+    parser.add_argument(
+        "--import-time", action="store_true", help="only mutants of code that runs at import"
+    )
     parser.add_argument("--again", action="store_true", help="test only survivors again")
     parser.add_argument("--list", action="store_true", help="print the mutants without tests")
     arguments = parser.parse_args()
@@ -84,7 +87,8 @@ def main() -> None:
         for path in run.scope.paths
         if arguments.only in str(path)
         for mutant in mutants_of(ROOT, path)
-        if mutant.is_sql or not arguments.sql
+        if (mutant.is_sql or not arguments.sql)
+        and not (mutant.function and arguments.import_time)
     ]
     if arguments.sample is not None:
         count = min(arguments.sample, len(mutants))
