@@ -205,6 +205,26 @@ def test_a_session_that_loses_its_lease_takes_it_again(capturing: Capturing) -> 
     assert len(capturing.rows()) == 2
 
 
+def test_a_lease_that_is_lost_directly_before_the_commit_prevents_it(
+    capturing: Capturing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B6: another capture may hold the lease, and land the same window."""
+    window = capturing.begin_with_one_insert()
+
+    def lose(name: str) -> None:
+        if name == failpoints.AFTER_PREPARED_COMMIT:
+            capturing.database.value(
+                "select pg_terminate_backend(pid, 5000) from pg_stat_activity "
+                "where application_name = 'pgcdc lease test'"
+            )
+
+    with monkeypatch.context() as patch, pytest.raises(ConnectionLost, match="is discarded"):
+        patch.setattr(failpoints, "reach", lose)
+        capturing.capture(window)
+    assert capturing.rows() == []
+    assert not capturing.capture(window).already_captured
+
+
 def test_a_question_over_a_lost_lease_names_its_session(capturing: Capturing) -> None:
     capturing.begin("create table t (id int)")
     with capturing.session() as session:

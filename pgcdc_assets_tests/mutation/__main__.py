@@ -87,8 +87,7 @@ def main() -> None:
         for path in run.scope.paths
         if arguments.only in str(path)
         for mutant in mutants_of(ROOT, path)
-        if (mutant.is_sql or not arguments.sql)
-        and not (mutant.function and arguments.import_time)
+        if (mutant.is_sql or not arguments.sql) and not (mutant.function and arguments.import_time)
     ]
     if arguments.sample is not None:
         count = min(arguments.sample, len(mutants))
