@@ -8,6 +8,7 @@ of tests, `--again` tests the survivors again.
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import os
@@ -225,15 +226,15 @@ class Run:
                 if not mutant.statement or set(mutant.statement) & set(tests[test]["lines"][path])
             ]
         prefix = f"{mutant.module}:"
-        return sorted(
-            {
-                test
-                for function, found in by_function.items()
-                if function.startswith(prefix)
-                for test in found
-            },
-            key=lambda test: float(tests[test]["seconds"]),
-        )
+        reaching = {
+            test
+            for function, found in by_function.items()
+            if function.startswith(prefix)
+            for test in found
+        }
+        # The methods that a dataclass gets do not count as functions of its module.
+        importing = {test for test in tests if _imports(test.partition("::")[0], mutant.module)}
+        return sorted(reaching | importing, key=lambda test: float(tests[test]["seconds"]))
 
     def _pytest(
         self,
@@ -328,6 +329,11 @@ class Run:
             f"{counts['equal in effect']} equal in effect, {counts['not reached']} not reached by "
             f"the tests, {counts['not tried']} not tried"
         )
+
+
+@functools.cache
+def _imports(path: str, module: str) -> bool:
+    return f"from {module} import " in (ROOT / path).read_text()
 
 
 def tests_by_function(tests: Iterable[dict[str, Any]]) -> dict[str, list[str]]:

@@ -236,6 +236,12 @@ def test_a_message_that_violates_the_protocol_is_an_error_with_the_reason(
         decode(payloads)
 
 
+def test_every_action_byte_outside_of_the_protocol_is_refused() -> None:
+    for action in set(range(256)) - set(b"BMCORYIUDTSEcAbPKrp"):
+        with pytest.raises(ProtocolError, match="the action byte is unknown"):
+            decode(encoding.stream([bytes([action]) + bytes(40)]))
+
+
 def test_values_that_are_not_utf8_become_hex_and_are_counted_by_table() -> None:
     payloads = transaction(
         encoding.insert(16400, [b"\xc3", b"\xa9", None]),
