@@ -251,14 +251,15 @@ def test_a_limit_that_passes_before_the_commit_reports_a_landed_window(
     settings = StreamSettings(watch_seconds=0.05)
     _linger_at(failpoints.BEFORE_DELTA_COMMIT, 2, monkeypatch)
 
-    with pytest.raises(
-        TransientError, match=r"is landed, but its end is not confirmed yet.*limit of 2 s"
-    ):
-        capturing.capture(window, CaptureLimits(total_seconds=2, stream=settings))
-    assert capturing.confirmed() == window.start
-
-    monkeypatch.undo()
-    assert capturing.capture(window).already_captured
+    with capturing.session(CaptureLimits(total_seconds=2, stream=settings)) as session:
+        with pytest.raises(
+            TransientError, match=r"is landed, but its end is not confirmed yet.*limit of 2 s"
+        ):
+            session.land(window)
+        assert capturing.confirmed() == window.start
+        monkeypatch.undo()
+        assert session.land(window).already_captured
+        assert session.finish()
     assert capturing.confirmed() == window.end
     assert capturing.texts("t") == [["1"]]
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from threading import Thread
+from threading import enumerate as enumerate_threads
 
 import pytest
 
@@ -61,6 +62,11 @@ def test_a_session_reports_its_source_and_where_its_time_goes(capturing: Capturi
         wait_until(is_reported, "a report of the window")
         assert session.finish()
 
+    reporter = f"report {capturing.slot}"
+    wait_until(
+        lambda: reporter not in {thread.name for thread in enumerate_threads()},
+        "the thread of the reports to end",
+    )
     source, *others = reports
     assert isinstance(source, SourceReport)
     version = capturing.database.value("show server_version").split(" ")[0]

@@ -149,6 +149,38 @@ def test_a_session_continues_after_restarts_of_the_server(
     assert capturing.confirmed() == capturing.captured_through()
 
 
+def test_a_connection_that_is_lost_between_commit_and_confirmation_is_resumed(
+    capturing: Capturing, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window = capturing.begin_with_one_insert()
+
+    def cut(name: str) -> None:
+        if name == failpoints.AFTER_DELTA_COMMIT:
+            proxy.cut()
+
+    monkeypatch.setattr(failpoints, "reach", cut)
+    with capturing.through(proxy.conninfo(capturing.conninfo)).session(RESUMED) as session:
+        report = session.land(window)
+        assert session.finish()
+    assert (report.row_count, report.already_captured) == (1, False)
+    assert capturing.confirmed() == window.end
+    assert proxy.connection_count == 4
+
+
+def test_the_end_of_a_session_does_not_wait_for_a_server_that_has_fallen_silent(
+    capturing: Capturing, proxy: TcpProxy
+) -> None:
+    """A query that releases the lease would get no answer."""
+    window = capturing.begin("create table t (id int)").window(extra_bytes=FAR_AHEAD)
+    through = capturing.through(proxy.conninfo(capturing.conninfo))
+    limits = CaptureLimits(stream=StreamSettings(silence_seconds=1))
+    Timer(0.5, proxy.stall).start()
+    began = time.monotonic()
+    with pytest.raises(ConnectionLost, match="silent"), through.session(limits) as session:
+        session.land(window)
+    assert time.monotonic() - began < 15
+
+
 def test_a_session_resumes_for_a_limited_time_and_not_after_a_definite_error(
     capturing: Capturing, proxy: TcpProxy
 ) -> None:
@@ -174,8 +206,11 @@ def test_a_session_keeps_the_lease_between_its_windows(capturing: Capturing) -> 
     first, second = capturing.windows_of(*["insert into t values (1)"] * 2)
     with capturing.session() as session:
         session.land(first)
+        began = time.monotonic()
+        # Before its first stream, a session does not resume.
         with pytest.raises(SlotBusy, match="pgcdc lease test"):
-            capturing.capture(second)
+            capturing.capture(second, RESUMED)
+        assert time.monotonic() - began < 15
         assert session.land(second).row_count == 1
         assert session.finish()
     assert capturing.capture(second).already_captured
