@@ -154,12 +154,17 @@ def test_a_connection_that_is_lost_between_commit_and_confirmation_is_resumed(
 ) -> None:
     window = capturing.begin_with_one_insert()
 
-    def cut(name: str) -> None:
-        if name == failpoints.AFTER_DELTA_COMMIT:
-            proxy.cut()
-
-    monkeypatch.setattr(failpoints, "reach", cut)
     with capturing.through(proxy.conninfo(capturing.conninfo)).session(RESUMED) as session:
+
+        def cut(name: str) -> None:
+            if name == failpoints.AFTER_DELTA_COMMIT:
+                source = session._connections.source
+                assert source is not None
+                stream = source.stream
+                proxy.cut()
+                wait_until(lambda: stream._failure is not None, "the end of the stream")
+
+        monkeypatch.setattr(failpoints, "reach", cut)
         report = session.land(window)
         assert session.finish()
     assert (report.row_count, report.already_captured) == (1, False)
