@@ -121,7 +121,7 @@ def test_the_highest_lsn_fits_into_the_columns_of_the_raw_zone() -> None:
     def commit(lsn: int) -> bytes:
         return b"c" + XID_BYTES + b"\0" + lsn.to_bytes(8, "big") + END_BYTES + ONE_BYTES
 
-    assert tm.parse_stream_commit(commit(2**63 - 1)).lsn == 2**63 - 1
+    assert tm.parse_stream_commit(commit(2**63 - 1)).commit_lsn == 2**63 - 1
     with pytest.raises(ProtocolError, match="LSN is impossible"):
         tm.parse_stream_commit(commit(2**63))
 
