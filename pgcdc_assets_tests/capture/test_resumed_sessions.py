@@ -172,16 +172,43 @@ def test_a_connection_that_is_lost_between_commit_and_confirmation_is_resumed(
     assert proxy.connection_count == 4
 
 
+def test_the_time_with_a_connection_does_not_count_against_the_limit_of_an_outage(
+    capturing: Capturing, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One landing loses its connection twice."""
+    window = capturing.begin_with_one_insert()
+    losses = []
+
+    def cut(name: str) -> None:
+        if name == failpoints.BEFORE_DELTA_COMMIT and len(losses) < 2:
+            losses.append(time.monotonic())
+            later = len(losses) * 1000
+            monkeypatch.setattr(
+                "pgcdc_assets.capture.limits.monotonic", lambda: time.monotonic() + later
+            )
+            proxy.cut()
+
+    monkeypatch.setattr(failpoints, "reach", cut)
+    with capturing.through(proxy.conninfo(capturing.conninfo)).session(RESUMED) as session:
+        assert session.land(window).row_count == 1
+        assert session.finish()
+    assert len(losses) == 2
+    assert len(capturing.rows()) == 1
+
+
 def test_the_end_of_a_session_does_not_wait_for_a_server_that_has_fallen_silent(
     capturing: Capturing, proxy: TcpProxy
 ) -> None:
     """A query that releases the lease would get no answer."""
     window = capturing.begin("create table t (id int)").window(extra_bytes=FAR_AHEAD)
     through = capturing.through(proxy.conninfo(capturing.conninfo))
-    limits = CaptureLimits(stream=StreamSettings(silence_seconds=1))
+    limits = CaptureLimits(total_seconds=1, stream=StreamSettings(watch_seconds=0.1))
     Timer(0.5, proxy.stall).start()
     began = time.monotonic()
-    with pytest.raises(ConnectionLost, match="silent"), through.session(limits) as session:
+    with (
+        pytest.raises(TransientError, match="longer than its limit"),
+        through.session(limits) as session,
+    ):
         session.land(window)
     assert time.monotonic() - began < 15
 
