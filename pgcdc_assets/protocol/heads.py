@@ -158,11 +158,11 @@ def read_actions(batch: MessageBatch) -> npt.NDArray[np.uint8]:
             reason=f"{lengths[first]} bytes are neither a keepalive nor WAL data",
         )
     actions = batch.buffer[starts + ACTION_AT]
-    if not (is_keepalive | (actions != 0)).all():
-        first = np.flatnonzero(~is_keepalive & (actions == 0))[0]
+    unknown = np.flatnonzero(~is_keepalive & (actions == 0))
+    if len(unknown):
         raise ProtocolError(
             message_type="0x00", offset=ACTION_AT, reason="the action byte is unknown"
-        ).at(int(starts[first]))
+        ).at(int(starts[unknown[0]]))
     return np.where(is_keepalive, np.uint8(0), actions)
 
 
