@@ -18,7 +18,6 @@ from pgcdc_assets.capture.landing import Landing
 from pgcdc_assets.capture.limits import CaptureLimits
 from pgcdc_assets.errors import CaptureCancelled, ConnectionLost
 from pgcdc_assets.postgres.stream.connection import ReplicationStream
-from pgcdc_assets.postgres.stream.request import StreamSettings
 from pgcdc_assets.raw.files import FileWriter
 from pgcdc_assets.raw.table import RawTable
 from pgcdc_assets_tests.support.captures import Capturing
@@ -152,9 +151,7 @@ def _cancel_in(
     if prepare is _in_the_stream:
         # The messages of this window never arrive.
         second = second._replace(end=type(second.end)(second.end + (1 << 30)))
-    # No keepalive that a status packet requests ends the wait for a batch.
-    stream = StreamSettings(status_seconds=60, silence_seconds=180)
-    limits = CaptureLimits(resume_seconds=HANG, stream=stream)
+    limits = CaptureLimits(resume_seconds=HANG)
     through = capturing.through(proxy.conninfo(capturing.conninfo))
     before = set(threading.enumerate())
     with _cancelled_when(step, token) as cancelled, through.session(limits, token) as session:
@@ -179,13 +176,8 @@ def _cancel_in(
 
     monkeypatch.undo()
     step.released.set()
-    abandoned = set(threading.enumerate()) - before
-    if prepare is _in_the_stream:
-        for left in abandoned:
-            left.join(10)
-            assert not left.is_alive()
     proxy.cut()
-    for left in abandoned:
+    for left in set(threading.enumerate()) - before:
         if left.name == "capture":
             left.join(30)
     is_landed = prepare is _after_the_confirmation
