@@ -177,7 +177,7 @@ def test_the_time_with_a_connection_does_not_count_against_the_limit_of_an_outag
 ) -> None:
     """One landing loses its connection twice."""
     window = capturing.begin_with_one_insert()
-    losses = []
+    losses: list[float] = []
 
     def cut(name: str) -> None:
         if name == failpoints.BEFORE_DELTA_COMMIT and len(losses) < 2:

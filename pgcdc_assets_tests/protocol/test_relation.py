@@ -66,7 +66,8 @@ def test_facts_that_a_relation_message_lacks_are_unknown() -> None:
         element_typmod=-1,
         missing=None,
     )
-    assert known.has_default is known.not_null is known.generated is known.identity is None
+    facts = (known.has_default, known.not_null, known.generated, known.identity)
+    assert facts == (None, None, None, None)
     relation = _relation("d", known)
     assert relation.attribute_count is None
     assert (relation.primary_key, relation.unsent_identity) == ((), ())
