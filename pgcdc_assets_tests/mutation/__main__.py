@@ -76,9 +76,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="seed of the sample, to repeat a sample")
     parser.add_argument("--seconds", type=float, default=10**6, help="time limit")
     parser.add_argument("--sql", action="store_true", help="only mutants of the SQL in strings")
-    parser.add_argument(
-        "--import-time", action="store_true", help="only mutants of code that runs at import"
-    )
+    parser.add_argument("--import-time", action="store_true", help="only code run at import")
     parser.add_argument("--again", action="store_true", help="test only survivors again")
     parser.add_argument("--list", action="store_true", help="print the mutants without tests")
     arguments = parser.parse_args()
