@@ -90,7 +90,7 @@ mutation: $(PREPARED) java ## test mutants; SCOPE=protocol,slots,capture,fold,ba
 	$(BIN)/python -m pgcdc_assets_tests.mutation $(if $(SCOPE),--scope $(SCOPE)) \
 	    $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) \
 	    $(if $(SECONDS),--seconds $(SECONDS)) $(if $(ONLY),--only $(ONLY)) $(if $(SQL),--sql) \
-	    $(if $(AGAIN),--again)
+	    $(if $(IMPORT),--import-time) $(if $(AGAIN),--again)
 
 .PHONY: coverage
 coverage: ## list the lines that the newest `make test` did not reach

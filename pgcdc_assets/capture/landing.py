@@ -59,9 +59,9 @@ class Landing:
     schema: SchemaWatch
     work: Work
     meter: Meter
-    end: float | None = None
-    parks: bool = False
-    facts: Callable[[LsnWindow], Mapping[str, int]] = lambda window: {}
+    end: float | None
+    parks: bool
+    facts: Callable[[LsnWindow], Mapping[str, int]]
     bytes_decoded: int = 0
 
     def run(self) -> WindowSummary:

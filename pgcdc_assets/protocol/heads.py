@@ -139,7 +139,7 @@ def read_actions(batch: MessageBatch) -> npt.NDArray[np.uint8]:
     """Return the plugin's action byte of each message; 0 for a keepalive.
 
     Raises:
-        ProtocolError: a message is neither a keepalive nor WAL data.
+        ProtocolError: a message is neither a keepalive nor WAL data with an action.
     """
     starts, lengths = batch.starts, batch.ends - batch.starts
     kinds = batch.buffer[starts]
@@ -157,7 +157,13 @@ def read_actions(batch: MessageBatch) -> npt.NDArray[np.uint8]:
             offset=0,
             reason=f"{lengths[first]} bytes are neither a keepalive nor WAL data",
         )
-    return np.where(is_keepalive, np.uint8(0), batch.buffer[starts + ACTION_AT])
+    actions = batch.buffer[starts + ACTION_AT]
+    unknown = np.flatnonzero(~is_keepalive & (actions == 0))
+    if len(unknown):
+        raise ProtocolError(
+            message_type="0x00", offset=ACTION_AT, reason="the action byte is unknown"
+        ).at(int(starts[unknown[0]]))
+    return np.where(is_keepalive, np.uint8(0), actions)
 
 
 def is_for_truncate(actions: npt.NDArray[np.uint8], index: int) -> bool:

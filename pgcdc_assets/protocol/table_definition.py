@@ -7,7 +7,7 @@ keeps these versions, so that a change and its reversal between two looks is not
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pgcdc_assets.protocol.relation import Relation
@@ -41,10 +41,10 @@ class Membership:
     """
 
     publication: CatalogRow | None
-    tables: tuple[CatalogRow, ...] = ()
-    schemas: tuple[CatalogRow, ...] = ()
-    classes: tuple[Any, ...] = ()
-    inherits: tuple[CatalogRow, ...] = ()
+    tables: tuple[CatalogRow, ...]
+    schemas: tuple[CatalogRow, ...]
+    classes: tuple[Any, ...]
+    inherits: tuple[CatalogRow, ...]
     is_missing: bool = False
 
     def column_list(self, relation_id: int) -> frozenset[str] | None:
@@ -130,17 +130,17 @@ class TableDefinition:
     relation: Relation
     is_published: bool
     membership: Membership
-    attnums: frozenset[int] = frozenset()
-    column_versions: Mapping[int, RowVersion] = field(default_factory=dict)
-    default_versions: Mapping[int, int] = field(default_factory=dict)
-    class_version: RowVersion = RowVersion(0, 0)
-    type_version: int = 0
-    relfilenode: int = 0
-    toast: int | None = None
-    owner: int = 0
-    partitions: Mapping[int, Partition] = field(default_factory=dict)
-    type_texts: Mapping[str, Mapping[str, str]] | None = None
-    comments: Mapping[int, str] = field(default_factory=dict)
+    attnums: frozenset[int]
+    column_versions: Mapping[int, RowVersion]
+    default_versions: Mapping[int, int]
+    class_version: RowVersion
+    type_version: int
+    relfilenode: int
+    toast: int | None
+    owner: int
+    partitions: Mapping[int, Partition]
+    type_texts: Mapping[str, Mapping[str, str]] | None
+    comments: Mapping[int, str]
 
     def is_rewritten_since(self, earlier: TableDefinition) -> bool:
         """Return whether the table, or a partition that both definitions have, has a new file."""

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from pgcdc_assets import failpoints
-from pgcdc_assets.capture.window import CaptureLimits
+from pgcdc_assets.capture import landing
+from pgcdc_assets.capture.window import NOT_ACKNOWLEDGED, CaptureLimits
 from pgcdc_assets.cli.check import check_capture
 from pgcdc_assets.errors import (
     DefiniteError,
@@ -28,6 +29,7 @@ from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets_tests.protocol.test_decoder import FAR, numbering
 from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.database import create_database, drop_database
+from pgcdc_assets_tests.support.proxy import TcpProxy
 from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = pytest.mark.postgres
@@ -249,16 +251,57 @@ def test_a_limit_that_passes_before_the_commit_reports_a_landed_window(
     settings = StreamSettings(watch_seconds=0.05)
     _linger_at(failpoints.BEFORE_DELTA_COMMIT, 2, monkeypatch)
 
-    with pytest.raises(
-        TransientError, match=r"is landed, but its end is not confirmed yet.*limit of 2 s"
-    ):
-        capturing.capture(window, CaptureLimits(total_seconds=2, stream=settings))
-    assert capturing.confirmed() == window.start
-
-    monkeypatch.undo()
-    assert capturing.capture(window).already_captured
+    with capturing.session(CaptureLimits(total_seconds=2, stream=settings)) as session:
+        with pytest.raises(
+            TransientError, match=r"is landed, but its end is not confirmed yet.*limit of 2 s"
+        ):
+            session.land(window)
+        assert capturing.confirmed() == window.start
+        monkeypatch.undo()
+        assert session.land(window).already_captured
+        assert session.finish()
     assert capturing.confirmed() == window.end
     assert capturing.texts("t") == [["1"]]
+
+
+@pytest.mark.parametrize(("seconds_of_a_look", "is_seen"), [(200, False), (50, True)])
+def test_a_limit_that_leaves_no_time_for_a_look_at_the_catalog_does_not_stop_the_landing(
+    capturing: Capturing,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds_of_a_look: float,
+    is_seen: bool,
+) -> None:
+    """The next look sees the change."""
+    capturing.begin_with_one_insert()
+    capturing.capture()
+    capturing.database.execute("alter table t add v int")
+    monkeypatch.setattr(landing, "_LOOK_SECONDS", seconds_of_a_look)
+
+    capturing.capture(limits=CaptureLimits(total_seconds=120))
+
+    def changes() -> list[str]:
+        return [event.change for event in capturing.zone.schema_events.read()]
+
+    assert changes() == ["column_added"] * is_seen
+    capturing.capture()
+    assert changes() == ["column_added"]
+
+
+def test_a_confirmation_that_the_server_has_not_acknowledged_is_a_warning(
+    capturing: Capturing, proxy: TcpProxy
+) -> None:
+    """The server replies between two transactions, and is sending a large one."""
+    window = capturing.begin_with_one_insert()
+    capturing.database.execute("insert into t select i from generate_series(1, 100000) i")
+    proxy.throttle(400_000)
+    through = capturing.through(proxy.conninfo(capturing.conninfo))
+    limits = CaptureLimits(stream=StreamSettings(end_seconds=0.2, wire=SMALL.wire))
+
+    report = through.capture(window, limits)
+
+    assert (report.row_count, report.warnings) == (1, {NOT_ACKNOWLEDGED: 1})
+    assert capturing.capture(window).warnings == {}
+    assert capturing.confirmed() == window.end
 
 
 def _linger_at(failpoint: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,7 +188,8 @@ def test_a_value_of_the_next_window_does_not_end_this_window(
             assert session.land(second).counts["public.t"] == {"I": 1}
             # The same stream continues.
             assert session.land(third).counts["public.t"] == {"I": 1}
-        session.finish()
+        # The stream that was refused cannot acknowledge the confirmation.
+        assert session.finish() == is_next_landed
     if is_next_landed:
         assert through.confirmed() == third.end
         assert through.texts("t") == [["1", "é"], ["2", hexed], ["3", "é"]]
@@ -239,6 +240,23 @@ def test_an_illegible_text_of_the_catalog_stops_no_other_table(
     if is_refused:
         with pytest.raises(ConfigurationError, match=r"a name .* is not UTF-8.* take its table"):
             snapshot_tables(through.settings, through.zone, through.slot, "pub")
+
+
+@pytest.mark.parametrize("encoding", ["WIN1252"])
+def test_an_illegible_name_is_a_warning_of_the_window_that_announces_its_table(
+    encoded: Database, capturing: Capturing
+) -> None:
+    through = capturing.of(encoded).begin("create table t (id int)", "create table other (id int)")
+    rename = "do $$ begin execute 'alter table other rename id to \"' || chr(129) || '\"'; end $$"
+    insert = "insert into t values (1)"
+    windows = through.windows_of("insert into other values (1)", insert, insert)
+    encoded.execute(rename)
+    with through.session() as session:
+        reports = [session.land(window) for window in windows]
+        assert session.finish()
+    oid = encoded.value("select 'other'::regclass::oid::bigint")
+    warning = {f"relation {oid}: a name is not UTF-8": 1}
+    assert [report.warnings for report in reports] == [warning, {}, {}]
 
 
 @pytest.mark.parametrize("encoding", ["WIN1252", "EUC_JP", "LATIN1"])

@@ -99,6 +99,10 @@ def test_a_row_names_the_owner_and_advances_while_a_session_is_idle(beating: Cap
         wait_until(lambda: _heartbeat(beating) >= first + 2, "heartbeats")
         row = _row(beating)
         assert session.finish()
+    name = f"heartbeat {beating.slot}"
+    wait_until(
+        lambda: name not in {thread.name for thread in threading.enumerate()}, "the thread's end"
+    )
     assert row["slot"] == beating.slot
     assert (row["capture"], row["epoch"]) == ("test", 1)
     assert row["lake"] == beating.zone.lake.path("test")

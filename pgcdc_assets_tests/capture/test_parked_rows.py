@@ -8,7 +8,7 @@ from pgcdc_assets.capture.limits import CaptureLimits
 from pgcdc_assets.errors import DefiniteError, ProtocolError
 from pgcdc_assets.postgres.stream.plugin_options import PluginOptions, Streaming
 from pgcdc_assets.postgres.stream.request import StreamSettings
-from pgcdc_assets.raw.schema_events import SchemaChange
+from pgcdc_assets.raw.schema_events import STREAM, SchemaChange, SchemaEvent
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.prepared import capture as capture_prepared
@@ -65,8 +65,18 @@ def test_a_row_that_cannot_be_decoded_is_parked_and_other_rows_are_landed(
     assert reason == "byte 39: the kind byte of a value is not t, n or u"
     assert _BINARY in bytes.fromhex(message[3:])
     events = capturing.zone.schema_events.read()
-    assert [(e.table, e.change, e.lsn, e.needs_snapshot) for e in events] == [
-        (TableName("public", "bad"), SchemaChange.ROW_PARKED, row["commit_lsn"], True)
+    assert events == [
+        SchemaEvent(
+            epoch=1,
+            lsn=row["commit_lsn"],
+            table=TableName("public", "bad"),
+            relation_id=row["relation_id"],
+            change=SchemaChange.ROW_PARKED,
+            columns=(),
+            detail=f"2 rows cannot be decoded ({reason})",
+            needs_snapshot=True,
+            found_by=STREAM,
+        )
         for row in (rows[2], rows[5])
     ]
     assert "poison" not in str(events)
@@ -159,6 +169,8 @@ def test_damage_outside_of_a_tuple_stops_the_capture_and_loses_nothing(
     with pytest.raises(ProtocolError, match="relation 1 was never announced"):
         through.capture(window)
     assert capturing.rows() == []
+    # A snapshot by the same process does not store what the window announced.
+    assert capturing.zone.relations.registered(1, oid) == []
     assert capturing.confirmed() == before
     proxy.repair()
     assert through.capture(window).counts == {"public.bad": {"I": 1}}

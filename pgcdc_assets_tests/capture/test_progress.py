@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from threading import Thread
+from threading import enumerate as enumerate_threads
 
 import pytest
 
 from pgcdc_assets.activity import Activity, watched_by
 from pgcdc_assets.capture.limits import CaptureLimits
-from pgcdc_assets.capture.meter import Phase
+from pgcdc_assets.capture.meter import Meter, Phase
 from pgcdc_assets.capture.progress import ProgressReport, Report, SourceReport
 from pgcdc_assets.capture.session import CaptureSession
+from pgcdc_assets.postgres.stream.connection import ReplicationStream
 from pgcdc_assets.postgres.stream.request import StreamSettings
 from pgcdc_assets.postgres.stream.transport import WireSettings
+from pgcdc_assets.protocol.frames import MessageBatch
 from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.waits import wait_until
 
@@ -60,6 +65,11 @@ def test_a_session_reports_its_source_and_where_its_time_goes(capturing: Capturi
         wait_until(is_reported, "a report of the window")
         assert session.finish()
 
+    reporter = f"report {capturing.slot}"
+    wait_until(
+        lambda: reporter not in {thread.name for thread in enumerate_threads()},
+        "the thread of the reports to end",
+    )
     source, *others = reports
     assert isinstance(source, SourceReport)
     version = capturing.database.value("show server_version").split(" ")[0]
@@ -98,6 +108,66 @@ def test_a_landing_is_an_activity_with_the_count_of_its_changes(capturing: Captu
     (landing,) = watcher.seen
     assert (landing.name, landing.unit) == (f"capture of window {window.key}", "changes")
     assert (landing.count, landing.is_done) == (1000, True)
+
+
+def test_a_landing_enters_its_phases_in_order(
+    capturing: Capturing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows arrive in several batches."""
+    capturing.begin("create table t (id int, v text)")
+    capturing.database.execute(
+        "insert into t select i, repeat('x', 100) from generate_series(1, 1000) i"
+    )
+    window = capturing.window()
+    entered = [Phase.IDLE]
+    enter = Meter.enter
+
+    def record(meter: Meter, phase: Phase) -> None:
+        entered.append(phase)
+        enter(meter, phase)
+
+    monkeypatch.setattr(Meter, "enter", record)
+    small = CaptureLimits(stream=StreamSettings(wire=WireSettings(batch_bytes=16 * 1024)))
+    assert capturing.capture(window, small).row_count == 1000
+    assert set(pairwise(entered)) == {
+        (Phase.IDLE, Phase.CONNECTING),
+        (Phase.CONNECTING, Phase.WAITING),
+        (Phase.WAITING, Phase.DECODING),
+        (Phase.DECODING, Phase.WRITING),
+        (Phase.WRITING, Phase.DECODING),
+        (Phase.DECODING, Phase.WAITING),
+        (Phase.WRITING, Phase.COMMITTING),
+        (Phase.COMMITTING, Phase.IDLE),
+    }
+    assert entered[-4:] == [Phase.DECODING, Phase.WRITING, Phase.COMMITTING, Phase.IDLE]
+
+
+def test_the_bytes_of_the_windows_are_those_of_the_stream(
+    capturing: Capturing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows end within the batches, and a window has several batches."""
+    capturing.begin("create table t (id int, v text)")
+    windows = capturing.windows_of(
+        *["insert into t select i, repeat('x', 100) from generate_series(1, 300) i"] * 3
+    )
+    sizes: list[int] = []
+    batches = ReplicationStream.batches
+
+    def counted(stream: ReplicationStream) -> Iterator[MessageBatch]:
+        for batch in batches(stream):
+            sizes.append(batch.size_bytes)
+            yield batch
+
+    monkeypatch.setattr(ReplicationStream, "batches", counted)
+    small = CaptureLimits(stream=StreamSettings(wire=WireSettings(batch_bytes=16 * 1024)))
+    with capturing.session(small) as session:
+        reports = [session.land(window) for window in windows]
+        source = session._connections.source
+        assert source is not None
+        later = sum(batch.size_bytes for batch in source._hand)
+        assert session.finish()
+    assert len(sizes) > len(windows)
+    assert sum(report.bytes_received for report in reports) + later == sum(sizes)
 
 
 def test_a_landing_that_waits_is_reported_with_the_statistics_of_its_slot(

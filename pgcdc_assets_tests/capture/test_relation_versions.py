@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from pgcdc_assets.protocol.relation import Column
 from pgcdc_assets.raw.schema_events import SchemaChange, SchemaEvent
+from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.proxy import TcpProxy
 
@@ -293,6 +296,29 @@ def test_a_backlog_of_a_column_list_that_is_gone_is_matched_by_name(capturing: C
     capturing.capture()
     whole = {"id": 1, "a": 2, "b": 3}
     assert _attnums_by_row(capturing) == [whole, {"id": 1, "b": 3}, whole]
+
+
+def test_a_version_that_another_process_stored_between_two_windows_keeps_its_number(
+    capturing: Capturing,
+) -> None:
+    """A snapshot of a changed table stores a version that the stream announces later."""
+    capturing.begin("create table t (id int primary key)")
+    first, second = capturing.windows_of(
+        "insert into t values (1)", "alter table t add a int; insert into t values (2, 10)"
+    )
+    with capturing.session() as session:
+        session.land(first)
+        relations = RawZone(capturing.zone.lake, capturing.zone.name).relations
+        [known] = relations.versions(1)
+        later = replace(
+            known.relation, columns=(*known.relation.columns, Column("b", 25, attnum=3))
+        )
+        number = relations.register(1, later, first.end)
+        relations.flush()
+        assert session.land(second).row_count == 1
+    assert number == 2
+    assert _attnums_by_row(capturing) == [{"id": 1}, {"id": 1, "a": 2}]
+    assert [each.version for each in capturing.zone.relations.versions(1)] == [1, 2, 3]
 
 
 def test_hundreds_of_announcements_are_resolved_over_one_connection(

@@ -149,6 +149,70 @@ def test_a_session_continues_after_restarts_of_the_server(
     assert capturing.confirmed() == capturing.captured_through()
 
 
+def test_a_connection_that_is_lost_between_commit_and_confirmation_is_resumed(
+    capturing: Capturing, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window = capturing.begin_with_one_insert()
+
+    with capturing.through(proxy.conninfo(capturing.conninfo)).session(RESUMED) as session:
+
+        def cut(name: str) -> None:
+            if name == failpoints.AFTER_DELTA_COMMIT:
+                source = session._connections.source
+                assert source is not None
+                stream = source.stream
+                proxy.cut()
+                wait_until(lambda: stream._failure is not None, "the end of the stream")
+
+        monkeypatch.setattr(failpoints, "reach", cut)
+        report = session.land(window)
+        assert session.finish()
+    assert (report.row_count, report.already_captured) == (1, False)
+    assert capturing.confirmed() == window.end
+    assert proxy.connection_count == 4
+
+
+def test_the_time_with_a_connection_does_not_count_against_the_limit_of_an_outage(
+    capturing: Capturing, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One landing loses its connection twice."""
+    window = capturing.begin_with_one_insert()
+    losses: list[float] = []
+
+    def cut(name: str) -> None:
+        if name == failpoints.BEFORE_DELTA_COMMIT and len(losses) < 2:
+            losses.append(time.monotonic())
+            later = len(losses) * 1000
+            monkeypatch.setattr(
+                "pgcdc_assets.capture.limits.monotonic", lambda: time.monotonic() + later
+            )
+            proxy.cut()
+
+    monkeypatch.setattr(failpoints, "reach", cut)
+    with capturing.through(proxy.conninfo(capturing.conninfo)).session(RESUMED) as session:
+        assert session.land(window).row_count == 1
+        assert session.finish()
+    assert len(losses) == 2
+    assert len(capturing.rows()) == 1
+
+
+def test_the_end_of_a_session_does_not_wait_for_a_server_that_has_fallen_silent(
+    capturing: Capturing, proxy: TcpProxy
+) -> None:
+    """A query that releases the lease would get no answer."""
+    window = capturing.begin("create table t (id int)").window(extra_bytes=FAR_AHEAD)
+    through = capturing.through(proxy.conninfo(capturing.conninfo))
+    limits = CaptureLimits(total_seconds=1, stream=StreamSettings(watch_seconds=0.1))
+    Timer(0.5, proxy.stall).start()
+    began = time.monotonic()
+    with (
+        pytest.raises(TransientError, match="longer than its limit"),
+        through.session(limits) as session,
+    ):
+        session.land(window)
+    assert time.monotonic() - began < 15
+
+
 def test_a_session_resumes_for_a_limited_time_and_not_after_a_definite_error(
     capturing: Capturing, proxy: TcpProxy
 ) -> None:
@@ -174,8 +238,11 @@ def test_a_session_keeps_the_lease_between_its_windows(capturing: Capturing) -> 
     first, second = capturing.windows_of(*["insert into t values (1)"] * 2)
     with capturing.session() as session:
         session.land(first)
+        began = time.monotonic()
+        # Before its first stream, a session does not resume.
         with pytest.raises(SlotBusy, match="pgcdc lease test"):
-            capturing.capture(second)
+            capturing.capture(second, RESUMED)
+        assert time.monotonic() - began < 15
         assert session.land(second).row_count == 1
         assert session.finish()
     assert capturing.capture(second).already_captured
@@ -203,6 +270,26 @@ def test_a_session_that_loses_its_lease_takes_it_again(capturing: Capturing) -> 
         ):
             session.land(third)
     assert len(capturing.rows()) == 2
+
+
+def test_a_lease_that_is_lost_directly_before_the_commit_prevents_it(
+    capturing: Capturing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B6: another capture may hold the lease, and land the same window."""
+    window = capturing.begin_with_one_insert()
+
+    def lose(name: str) -> None:
+        if name == failpoints.AFTER_PREPARED_COMMIT:
+            capturing.database.value(
+                "select pg_terminate_backend(pid, 5000) from pg_stat_activity "
+                "where application_name = 'pgcdc lease test'"
+            )
+
+    with monkeypatch.context() as patch, pytest.raises(ConnectionLost, match="is discarded"):
+        patch.setattr(failpoints, "reach", lose)
+        capturing.capture(window)
+    assert capturing.rows() == []
+    assert not capturing.capture(window).already_captured
 
 
 def test_a_question_over_a_lost_lease_names_its_session(capturing: Capturing) -> None:

@@ -49,6 +49,7 @@ def test_the_windows_of_a_session_come_from_one_stream(capturing: Capturing) -> 
         # An idle server proves the end of an empty window.
         capturing.database.execute("create table other ()")
         reports.append(session.land(LsnWindow.of(1, last.end, capturing.flush_lsn())))
+        assert session.read_written_lsn() >= session.read_current_lsn() > last.end
         assert capturing.sessions() == connections
         assert session.finish()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -126,6 +127,21 @@ def test_one_streaming_session_lands_the_windows_of_transactions_that_span_them(
 
     assert len(spooled) > 1
     check_equal(capturing, whole, windows)
+
+
+def test_a_session_leaves_no_rows_of_an_open_transaction_on_the_disk(
+    capturing: Capturing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(capturing, tmp_path)
+    common = tmp_path / "spool"
+    spool = partial(TransactionSpool, common, memory_bytes=1)
+    monkeypatch.setattr("pgcdc_assets.capture.source_stream.TransactionSpool", spool)
+    with capturing.database.connect(autocommit=False) as connection:
+        connection.cursor().execute(FILL, (0, 499))
+        with capturing.session(STREAMING) as session:
+            session.land(capturing.window())
+            assert len(list(common.glob("*/*.arrows"))) == 1
+    assert [path.name for path in common.iterdir()] == [".lock"]
 
 
 def test_messages_that_end_before_the_window_land_nothing(

@@ -8,6 +8,7 @@ of tests, `--again` tests the survivors again.
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import os
@@ -75,6 +76,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="seed of the sample, to repeat a sample")
     parser.add_argument("--seconds", type=float, default=10**6, help="time limit")
     parser.add_argument("--sql", action="store_true", help="only mutants of the SQL in strings")
+    parser.add_argument("--import-time", action="store_true", help="only code run at import")
     parser.add_argument("--again", action="store_true", help="test only survivors again")
     parser.add_argument("--list", action="store_true", help="print the mutants without tests")
     arguments = parser.parse_args()
@@ -84,7 +86,7 @@ def main() -> None:
         for path in run.scope.paths
         if arguments.only in str(path)
         for mutant in mutants_of(ROOT, path)
-        if mutant.is_sql or not arguments.sql
+        if (mutant.is_sql or not arguments.sql) and not (mutant.function and arguments.import_time)
     ]
     if arguments.sample is not None:
         count = min(arguments.sample, len(mutants))
@@ -222,15 +224,15 @@ class Run:
                 if not mutant.statement or set(mutant.statement) & set(tests[test]["lines"][path])
             ]
         prefix = f"{mutant.module}:"
-        return sorted(
-            {
-                test
-                for function, found in by_function.items()
-                if function.startswith(prefix)
-                for test in found
-            },
-            key=lambda test: float(tests[test]["seconds"]),
-        )
+        reaching = {
+            test
+            for function, found in by_function.items()
+            if function.startswith(prefix)
+            for test in found
+        }
+        # The methods that a dataclass gets do not count as functions of its module.
+        importing = {test for test in tests if _imports(test.partition("::")[0], mutant.module)}
+        return sorted(reaching | importing, key=lambda test: float(tests[test]["seconds"]))
 
     def _pytest(
         self,
@@ -325,6 +327,11 @@ class Run:
             f"{counts['equal in effect']} equal in effect, {counts['not reached']} not reached by "
             f"the tests, {counts['not tried']} not tried"
         )
+
+
+@functools.cache
+def _imports(path: str, module: str) -> bool:
+    return f"from {module} import " in (ROOT / path).read_text()
 
 
 def tests_by_function(tests: Iterable[dict[str, Any]]) -> dict[str, list[str]]:

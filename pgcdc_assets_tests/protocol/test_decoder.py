@@ -15,7 +15,7 @@ from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.decoder import Decoder
 from pgcdc_assets.protocol.frames import MessageBatch
-from pgcdc_assets.protocol.heads import MOST_VALUES, split_by_values
+from pgcdc_assets.protocol.heads import MOST_VALUES, read_actions, split_by_values
 from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets_tests.support.protocol import encoding, reference
 from pgcdc_assets_tests.support.protocol.encoding import UNCHANGED
@@ -234,6 +234,22 @@ def test_a_message_that_violates_the_protocol_is_an_error_with_the_reason(
 ) -> None:
     with pytest.raises(ProtocolError, match=reason):
         decode(payloads)
+
+
+def test_every_action_byte_outside_of_the_protocol_is_refused() -> None:
+    for action in set(range(256)) - set(b"BMCORYIUDTSEcAbPKrp"):
+        with pytest.raises(ProtocolError, match="the action byte is unknown"):
+            decode(encoding.stream([bytes([action]) + bytes(40)]))
+
+
+def test_a_message_with_the_action_0_is_no_keepalive() -> None:
+    good, damaged = encoding.xlog_data(encoding.begin(5, 1)), encoding.xlog_data(bytes(41))
+    batch = MessageBatch.of([encoding.keepalive(5), good, damaged, damaged])
+    assert read_actions(MessageBatch.of([encoding.keepalive(5), good])).tolist() == [0, ord("B")]
+    with pytest.raises(ProtocolError) as caught:
+        read_actions(batch)
+    error = caught.value
+    assert (error.message_type, error.offset, error.start) == ("0x00", 25, batch.starts[2])
 
 
 def test_values_that_are_not_utf8_become_hex_and_are_counted_by_table() -> None:

@@ -66,7 +66,25 @@ def test_facts_that_a_relation_message_lacks_are_unknown() -> None:
         element_typmod=-1,
         missing=None,
     )
-    assert _relation("d", known).attribute_count is None
+    facts = (known.has_default, known.not_null, known.generated, known.identity)
+    assert facts == (None, None, None, None)
+    relation = _relation("d", known)
+    assert relation.attribute_count is None
+    assert (relation.primary_key, relation.unsent_identity) == ((), ())
+    assert relation.is_partitioned is False
+
+
+def test_facts_that_do_not_change_how_tuples_are_read_make_no_other_version() -> None:
+    relation = _relation("d", A, primary_key=("a",))
+    described = replace(
+        relation,
+        columns=(replace(A, has_default=True, not_null=True, generated="s", identity="a"),),
+        attribute_count=3,
+        is_partitioned=True,
+        unsent_identity=("b",),
+    )
+
+    assert (described, hash(described)) == (relation, hash(relation))
 
 
 def test_names_are_schema_and_table() -> None:

@@ -47,16 +47,21 @@ NAMES = [
     encoding.relation(replace(ORDERS, schema="", table="é", columns=())),
     encoding.logical_message("é", b"content"),
 ]
-ORIGIN = encoding.origin("né")
+ORIGIN = encoding.origin("é")
 GIDS = [
-    encoding.begin_prepare(LSN, XID, "gidé"),
-    encoding.prepare(LSN, XID, "gidé"),
-    encoding.commit_prepared(LSN, XID, "gidé"),
-    encoding.stream_prepare(LSN, XID, "gidé"),
-    encoding.rollback_prepared(LSN, LSN, XID, "gidé"),
+    encoding.begin_prepare(LSN, XID, "é"),
+    encoding.prepare(LSN, XID, "é gid"),
+    encoding.commit_prepared(LSN, XID, "é"),
+    encoding.stream_prepare(LSN, XID, "é gid"),
+    encoding.rollback_prepared(LSN, LSN, XID, "é"),
 ]
-# Messages without a text: bytes that look like letters stay.
-OTHERS = [encoding.begin(LSN, XID), encoding.truncate([OID]), encoding.commit(LSN)]
+# Messages without a text, and of an unknown type: bytes that look like letters stay.
+OTHERS = [
+    encoding.begin(LSN, XID),
+    encoding.truncate([OID]),
+    encoding.commit(LSN),
+    b"X\0\0\0\0N\0\1t\0\0\0\1\xe9",
+]
 
 
 @pytest.fixture
@@ -146,6 +151,7 @@ def test_a_malformed_message_stays_as_it_is(messages: StoredMessages) -> None:
     for damaged in (
         row + b"\xe9",
         row.replace(b"N", b"X"),
+        encoding.insert(1, [None, b"1"]).replace(b"n", b"X")[:-1] + b"\xe9",
         encoding.insert(1, [b"1"])[:-6] + b"b" + value,
         encoding.insert(1, [b"1"])[:-6] + b"t\xff\xff\xff\xff\xe9",
         encoding.insert(1, [b"1"])[:-6] + b"t\0\0\0\2\xe9",

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pgcdc_assets.protocol.relation import Relation, ReplicaIdentity
-from pgcdc_assets.protocol.table_definition import Membership, Partition, TableDefinition
+from pgcdc_assets.protocol.table_definition import (
+    Membership,
+    Partition,
+    RowVersion,
+    TableDefinition,
+)
 
 _LISTED: dict[str, Any] = {"puballtables": False}
 _ALL: dict[str, Any] = {"puballtables": True}
@@ -33,16 +39,33 @@ def test_the_column_list_is_that_of_the_table_s_own_row(
     publication: Any, lists: dict[int, Any], schemas: Any, expected: set[str] | None
 ) -> None:
     rows = tuple({"prrelid": str(oid), "columns": each} for oid, each in lists.items())
-    membership = Membership(publication, rows, schemas)
+    membership = Membership(publication, rows, schemas, (), ())
     assert membership.column_list(1) == expected
 
 
-def test_a_new_file_of_the_table_or_of_a_common_partition_is_a_rewrite() -> None:
-    relation = Relation(1, "s", "t", ReplicaIdentity.DEFAULT, ())
-    one, two = Partition("s.one", 1, False, 11), Partition("s.two", 1, False, 12)
-    old = TableDefinition(
-        relation, True, Membership(None), relfilenode=10, partitions={1: one, 2: two}
+def _definition(relfilenode: int, partitions: Mapping[int, Partition]) -> TableDefinition:
+    """Return the definition of a table without columns."""
+    return TableDefinition(
+        relation=Relation(1, "s", "t", ReplicaIdentity.DEFAULT, ()),
+        is_published=True,
+        membership=Membership(None, (), (), (), ()),
+        attnums=frozenset(),
+        column_versions={},
+        default_versions={},
+        class_version=RowVersion(1, 0),
+        type_version=1,
+        relfilenode=relfilenode,
+        toast=0,
+        owner=10,
+        partitions=partitions,
+        type_texts={},
+        comments={},
     )
+
+
+def test_a_new_file_of_the_table_or_of_a_common_partition_is_a_rewrite() -> None:
+    one, two = Partition("s.one", 1, False, 11), Partition("s.two", 1, False, 12)
+    old = _definition(10, {1: one, 2: two})
     for changes, is_rewritten in (
         ({}, False),
         ({"relfilenode": 13}, True),
@@ -57,9 +80,8 @@ def test_a_new_file_of_the_table_or_of_a_common_partition_is_a_rewrite() -> None
 
 def test_attached_and_detached_partitions_have_moved() -> None:
     """ATTACH PARTITION writes a row of pg_inherits, so its version differs."""
-    relation = Relation(1, "s", "t", ReplicaIdentity.DEFAULT, ())
     one, two, three = (Partition(f"s.p{i}", 1, False, i) for i in range(3))
-    old = TableDefinition(relation, True, Membership(None), partitions={1: one, 2: two})
+    old = _definition(0, {1: one, 2: two})
     for partitions, moved in (
         ({1: one, 2: two}, set()),
         ({1: one}, {2}),

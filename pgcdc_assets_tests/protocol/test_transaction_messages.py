@@ -5,13 +5,14 @@ The bytes follow the tables of 53.9 Logical Replication Message Formats.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable
 
 import pytest
 
 from pgcdc_assets.errors import ProtocolError
 from pgcdc_assets.protocol import transaction_messages as tm
-from pgcdc_assets.protocol.messages import FIRST_TIME_US, LAST_TIME_US, POSTGRES_EPOCH_US
+from pgcdc_assets.protocol.messages import POSTGRES_EPOCH_US
 
 # Int64 values of the documentation's tables, with every byte different.
 LSN, LSN_BYTES = 0x0102030405060708, bytes(range(1, 9))
@@ -107,12 +108,22 @@ def test_impossible_values_are_refused(parse: Callable[[bytes], object], data: b
 
 def test_the_first_and_the_last_time_of_a_datetime_are_read() -> None:
     head = b"c" + XID_BYTES + b"\0" + LSN_BYTES + END_BYTES
-    for time_us, outside in ((FIRST_TIME_US, -1), (LAST_TIME_US, 1)):
+    for bound, outside in ((dt.datetime.min, -1), (dt.datetime.max, 1)):
+        time_us = (bound - dt.datetime(1970, 1, 1)) // dt.timedelta(microseconds=1)
         times = [time_us - POSTGRES_EPOCH_US, time_us + outside - POSTGRES_EPOCH_US]
         inside, beyond = (head + time.to_bytes(8, "big", signed=True) for time in times)
         assert tm.parse_stream_commit(inside).time_us == time_us
         with pytest.raises(ProtocolError, match="years 1 to 9999"):
             tm.parse_stream_commit(beyond)
+
+
+def test_the_highest_lsn_fits_into_the_columns_of_the_raw_zone() -> None:
+    def commit(lsn: int) -> bytes:
+        return b"c" + XID_BYTES + b"\0" + lsn.to_bytes(8, "big") + END_BYTES + ONE_BYTES
+
+    assert tm.parse_stream_commit(commit(2**63 - 1)).commit_lsn == 2**63 - 1
+    with pytest.raises(ProtocolError, match="LSN is impossible"):
+        tm.parse_stream_commit(commit(2**63))
 
 
 def test_the_flag_of_the_first_block_is_0_or_1() -> None:
