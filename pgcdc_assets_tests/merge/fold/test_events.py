@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.change_stats import ChangeStats
-from pgcdc_assets.merge.fold.events import Fold, build_bag, build_events
+from pgcdc_assets.merge.fold.events import NULL_KEY, Fold, build_bag, build_events
 from pgcdc_assets.merge.fold.schema import build_schema
 from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets_tests.support.merge.history import column, relation
@@ -161,3 +162,26 @@ def test_a_bag_has_each_row_that_is_added_or_removed(spark: SparkSession) -> Non
     ]
     newest = build_bag(changes.where("ordinal = 3"), _fold(2, old_kinds={"O"})).collect()
     assert [(r.is_content, r.tuple) for r in newest] == [(False, ["5", "a", "x"])]
+
+
+@pytest.mark.spark
+def test_a_null_in_the_configured_key_is_an_error_with_the_place_of_its_column(
+    spark: SparkSession,
+) -> None:
+    """Rows with NULL keys are distinct for Postgres, and one row for the table."""
+    made = relation(column("id"), column("v", "text"), key=(), identity="f")
+    schema = build_schema([RelationVersion(1, 1, Lsn(1), made)], ("v", "id"))
+    fold = Fold(schema, ChangeStats(versions={1: 100}, old_kinds={"O"}))
+    changes = _changes(
+        spark,
+        [
+            ("I", 1, None, None, ["1", "a"], None),
+            ("I", 1, None, None, [None, "a"], None),
+            ("I", 1, None, None, ["1", None], None),
+        ],
+    )
+    for ordinal, number in ((1, 1), (2, 0)):
+        with pytest.raises(PySparkException, match=f"{NULL_KEY} {number};"):
+            build_bag(changes.where(f"ordinal = {ordinal}"), fold).collect()
+    (row,) = build_bag(changes.where("ordinal = 0"), fold).collect()
+    assert (row.key_0, row.key_1) == ("a", 1)
