@@ -153,7 +153,9 @@ def draw_frames(
     if is_new:
         history.rows, copied = {number: [] for number in history.rows}, []
     made = relation(
-        *COLUMNS, key=(*KEY, "note") if identity == "p" else KEY, identity=identity.replace("p", "d")
+        *COLUMNS,
+        key=(*KEY, "note") if identity == "p" else KEY,
+        identity=identity.replace("p", "d"),
     )
     if identity == "p":
         expected.identity = (0, 1, NOTE)
@@ -193,7 +195,9 @@ def _texts_of(change: Change, is_narrow: bool) -> Change:
     def changed(row: Texts | None) -> Texts | None:
         if row is None:
             return None
-        return [None if is_narrow and i == NUMBER else text for i, text in enumerate(_with_nan(row))]
+        return [
+            None if is_narrow and i == NUMBER else text for i, text in enumerate(_with_nan(row))
+        ]
 
     return replace(change, new=changed(change.new), old=changed(change.old))
 
@@ -217,9 +221,7 @@ def _layout_of(change: Change, is_narrow: bool) -> Change:
         return None if row is None else [text for i, text in enumerate(row) if i != NUMBER]
 
     unchanged = tuple(i - (i > NUMBER) for i in change.unchanged or ()) or None
-    return replace(
-        change, new=cut(change.new), old=cut(change.old), unchanged=unchanged, version=2
-    )
+    return replace(change, new=cut(change.new), old=cut(change.old), unchanged=unchanged, version=2)
 
 
 def raw_row(change: Change, lsn: int, ordinal: int) -> dict[str, Any]:
@@ -287,7 +289,10 @@ def stored_frame(
 
 def comparable(row: dict[str, Any]) -> tuple[Any, ...]:
     """Return a row in a form that can be compared and sorted."""
-    return tuple(
-        (name, f"{value.normalize():f}" if isinstance(value, Decimal) else repr(value))
-        for name, value in sorted(row.items())
-    )
+    return tuple((name, _comparable(value)) for name, value in sorted(row.items()))
+
+
+def _comparable(value: Any) -> str:
+    if isinstance(value, Decimal):
+        return f"{value.normalize():f}"
+    return repr(sorted(value.items()) if isinstance(value, dict) else value)
