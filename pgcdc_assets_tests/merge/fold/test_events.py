@@ -139,6 +139,31 @@ def test_unchanged_toast_is_taken_from_the_old_tuple_or_unknown(spark: SparkSess
 
 
 @pytest.mark.spark
+def test_an_unchanged_key_out_of_line_is_taken_from_the_old_tuple(spark: SparkSession) -> None:
+    """D5: the old tuple has the key, and no other value."""
+    made = relation(column("k", "text"), column("v", "text"), key=("k",))
+    schema = build_schema([RelationVersion(1, 1, Lsn(1), made)], None)
+    stats = ChangeStats(
+        versions={1: 100}, has_old_tuples=True, old_kinds={"K"}, unchanged={1: {0, 1}}
+    )
+    changes = _changes(
+        spark,
+        [
+            ("U", 1, "K", ["long", None], [None, "new"], [0]),
+            ("U", 1, "K", ["long", None], [None, None], [0, 1]),
+            ("U", 1, "K", ["before", None], ["after", None], [1]),
+        ],
+    )
+    rows = build_events(changes, Fold(schema, stats)).orderBy("ordinal", "is_content").collect()
+    assert [(r.key_0, r.tuple, r.unknown, r.is_move) for r in rows] == [
+        ("long", ["long", "new"], None, False),
+        ("long", ["long", None], [1], False),
+        ("before", None, None, False),
+        ("after", ["after", None], [1], True),
+    ]
+
+
+@pytest.mark.spark
 def test_a_bag_has_each_row_that_is_added_or_removed(spark: SparkSession) -> None:
     changes = _changes(
         spark,

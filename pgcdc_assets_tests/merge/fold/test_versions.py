@@ -24,6 +24,7 @@ from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets.tables.columns import SCD1_COLUMNS, SCD2_COLUMNS
 from pgcdc_assets_tests.support.merge.frames import (
     NUMBER,
+    OF_HISTORY,
     OF_IMAGE,
     Frames,
     VersionsOfDrop,
@@ -39,11 +40,6 @@ from pgcdc_assets_tests.support.merge.random_history import NUMERIC_10_2
 pytestmark = [pytest.mark.spark, pytest.mark.sampled]
 
 _BEFORE, _EPOCH = 2, 3
-_OF_HISTORY = (
-    "_valid_from TIMESTAMP, _valid_from_lsn BIGINT, _valid_from_epoch INT, _ordinal BIGINT, "
-    "_op STRING"
-)
-
 Row = dict[str, Any]
 
 
@@ -90,7 +86,7 @@ def _stored_versions(spark: SparkSession, frames: Frames, fold: Fold) -> DataFra
         }
         for version in frames.before
     ]
-    return stored_frame(spark, fold, rows, _OF_HISTORY)
+    return stored_frame(spark, fold, rows, OF_HISTORY)
 
 
 def _check_versions(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from pgcdc_assets.lsn import Lsn
@@ -40,13 +41,30 @@ KEY = ("history", "id")
 NUMBER, NOTE = 3, 4
 _NUMERIC = {1, NUMBER, NOTE}
 _HISTORIES, _EARLIER, _TRANSACTIONS = 30, 3, 6
-_RAW = (
-    "op STRING, relation_version INT, old_kind STRING, old ARRAY<STRING>, new ARRAY<STRING>, "
-    "unchanged ARRAY<INT>, commit_lsn BIGINT, ordinal BIGINT, commit_ts TIMESTAMP"
+_TIME = pa.timestamp("us", tz="UTC")
+_RAW = pa.schema(
+    {
+        "op": pa.string(),
+        "relation_version": pa.int32(),
+        "old_kind": pa.string(),
+        "old": pa.list_(pa.string()),
+        "new": pa.list_(pa.string()),
+        "unchanged": pa.list_(pa.int32()),
+        "commit_lsn": pa.int64(),
+        "ordinal": pa.int64(),
+        "commit_ts": _TIME,
+    }
 )
-
-# The columns of a current image beside those of the source and `_rescued`.
-OF_IMAGE = "_lsn BIGINT, _ordinal BIGINT, _commit_ts TIMESTAMP"
+# The columns of tables beside those of the source and `_rescued`.
+OF_IMAGE = {"_lsn": pa.int64(), "_ordinal": pa.int64(), "_commit_ts": _TIME}
+OF_HISTORY = {
+    "_valid_from": _TIME,
+    "_valid_from_lsn": pa.int64(),
+    "_valid_from_epoch": pa.int32(),
+    "_ordinal": pa.int64(),
+    "_op": pa.string(),
+}
+_TYPES = {"INT": pa.int32(), "STRING": pa.string(), "DECIMAL(10,2)": pa.decimal128(10, 2)}
 
 Texts = Sequence[str | None]
 
@@ -92,15 +110,8 @@ class Frames:
 
     def changes(self, spark: SparkSession, after: tuple[int, int] = (0, 0)) -> DataFrame:
         """Return the raw changes after a position."""
-        names = [each.split()[0] for each in _RAW.split(", ")]
-        return spark.createDataFrame(
-            [
-                tuple(row[name] for name in names)
-                for row in self.rows
-                if (row["commit_lsn"], row["ordinal"]) > after
-            ],
-            _RAW,
-        )
+        rows = [row for row in self.rows if (row["commit_lsn"], row["ordinal"]) > after]
+        return spark.createDataFrame(pa.Table.from_pylist(rows, schema=_RAW))
 
     def fold(self, system: SystemColumns, *, shows_the_past: bool) -> Fold:
         """Return the fold of the changes."""
@@ -271,20 +282,17 @@ def _number(text: str | None) -> Decimal | None:
 
 
 def stored_frame(
-    spark: SparkSession, fold: Fold, rows: Iterable[dict[str, Any]], system: str
+    spark: SparkSession, fold: Fold, rows: Iterable[dict[str, Any]], system: dict[str, pa.DataType]
 ) -> DataFrame:
     """Return rows of a table as a frame.
 
     Args:
-        system: names and types of the system columns other than `_rescued`.
+        system: the system columns other than `_rescued`.
     """
-    fields = {field.name: field.type.ddl for field in fold.schema.fields}
-    fields |= dict(each.rsplit(" ", 1) for each in system.split(", "))
-    fields["_rescued"] = "MAP<STRING,STRING>"
-    return spark.createDataFrame(
-        [tuple(row[name] for name in fields) for row in rows],
-        ", ".join(f"{name} {ddl}" for name, ddl in fields.items()),
-    )
+    types = {field.name: _TYPES[field.type.ddl] for field in fold.schema.fields}
+    types |= {**system, "_rescued": pa.map_(pa.string(), pa.string())}
+    found = [{**row, "_rescued": list((row["_rescued"] or {}).items()) or None} for row in rows]
+    return spark.createDataFrame(pa.Table.from_pylist(found, schema=pa.schema(types)))
 
 
 def comparable(row: dict[str, Any]) -> tuple[Any, ...]:
