@@ -115,6 +115,8 @@ def _check_versions(
         if row["valid_to_lsn"] is None or row["valid_to_lsn"] >= frames.rows[0]["commit_lsn"]
     }
     keys = {_key(row) for row in built}
+    # No other version of the table is read again.
+    assert keys <= {_key(typed_row((*key, None, None, None))) for key in frames.changed_keys}
     found = []
     for row in built:
         is_stored, is_touched = row.pop("is_stored"), row.pop("is_touched")

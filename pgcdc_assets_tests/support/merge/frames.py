@@ -113,6 +113,12 @@ class Frames:
         rows = [row for row in self.rows if (row["commit_lsn"], row["ordinal"]) > after]
         return spark.createDataFrame(pa.Table.from_pylist(rows, schema=_RAW))
 
+    @property
+    def changed_keys(self) -> set[tuple[str | None, ...]]:
+        """The texts of the keys of the old and new rows."""
+        tuples = (row[which] for row in self.rows for which in ("old", "new"))
+        return {tuple(each[: len(KEY)]) for each in tuples if each is not None}
+
     def fold(self, system: SystemColumns, *, shows_the_past: bool) -> Fold:
         """Return the fold of the changes."""
         versions = [
