@@ -185,6 +185,8 @@ def test_a_bag_has_each_row_that_is_added_or_removed(spark: SparkSession) -> Non
         (2, True, "U", 4, ["4", "a", "y"]),
         (3, False, "D", 5, ["5", "a", "x"]),
     ]
+    oldest = build_bag(changes.where("ordinal = 0"), _fold(1, old_kinds={"O"})).collect()
+    assert [(r.is_content, r.tuple) for r in oldest] == [(True, ["1", "a", None])]
     newest = build_bag(changes.where("ordinal = 3"), _fold(2, old_kinds={"O"})).collect()
     assert [(r.is_content, r.tuple) for r in newest] == [(False, ["5", "a", "x"])]
 

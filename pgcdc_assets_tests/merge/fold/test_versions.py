@@ -139,6 +139,8 @@ def _check_versions(
 @pytest.mark.parametrize(
     ("identity", "truncates", "is_new", "tracked"),
     [
+        # No change of the first one leaves a value out.
+        pytest.param("whole", False, False, None, id="whole"),
         pytest.param("d", False, False, None, id="default"),
         pytest.param("d", True, False, (2, NUMBER), id="default, truncate, two columns"),
         pytest.param("d", False, True, (2, NUMBER), id="default, new, two columns"),
@@ -158,7 +160,15 @@ def test_versions_are_exact(
 ) -> None:
     """D1 to D6, D9, D12, D14."""
     expected = Versions(key=(0, 1), tracked=None if tracked is None else (0, 1, *tracked))
-    frames = draw_frames(rng, identity, expected, truncates=truncates, is_new=is_new)
+    is_whole = identity == "whole"
+    frames = draw_frames(
+        rng,
+        "d" if is_whole else identity,
+        expected,
+        truncates=truncates,
+        is_new=is_new,
+        is_whole=is_whole,
+    )
     _check_versions(spark, frames, expected.tracked and tuple(expected.tracked), is_large=truncates)
 
 

@@ -156,6 +156,7 @@ def draw_frames(
     truncates: bool = False,
     drops_at: int | None = None,
     is_new: bool = False,
+    is_whole: bool = False,
 ) -> Frames:
     """Draw a random history, whose last transactions are the changes of a range.
 
@@ -164,6 +165,7 @@ def draw_frames(
         truncates: one of the transactions begins with a TRUNCATE.
         drops_at: before this transaction of the range, the source drops `number`.
         is_new: the table has no rows before the range.
+        is_whole: no change leaves a value out.
     """
     history = RandomHistory(rng, identity, histories=_HISTORIES)
     copied = history.copied()
@@ -194,6 +196,8 @@ def draw_frames(
             history.rows = {each: [] for each in history.rows}
         is_narrow = drops_at is not None and number >= drops_at
         changes = [_texts_of(change, is_narrow) for change in changes]
+        if is_whole:
+            changes = [replace(change, unchanged=None) for change in changes]
         expected.apply(changes, lsn)
         if number >= 0:
             found.rows += [
