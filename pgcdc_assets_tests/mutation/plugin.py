@@ -2,9 +2,9 @@
 
 Without mutants, the plugin records the duration of each test, the functions that it calls and the
 lines that it reaches, also in threads. For each mutant, it runs the tests that reach the changed
-statement, the fastest first, until a test fails. After some mutants, tests that failed, and have not
-passed on a later mutant, run on the original code. If a test fails there too, an earlier mutant has
-had a lasting effect, and the verdicts since are discarded.
+statement, the fastest first, until a test fails. After some mutants, tests that failed, and have
+not passed on a later mutant, run on the original code. If a test fails there too, an earlier mutant
+has had a lasting effect, and the verdicts since are discarded.
 """
 
 from __future__ import annotations
