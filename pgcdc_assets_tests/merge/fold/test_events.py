@@ -205,9 +205,10 @@ def test_a_null_in_the_configured_key_is_an_error_with_the_place_of_its_column(
             ("I", 1, None, None, ["1", "a"], None),
             ("I", 1, None, None, [None, "a"], None),
             ("I", 1, None, None, ["1", None], None),
+            ("D", 1, "O", ["1", None], None, None),
         ],
     )
-    for ordinal, number in ((1, 1), (2, 0)):
+    for ordinal, number in ((1, 1), (2, 0), (3, 0)):
         with pytest.raises(PySparkException, match=f"{NULL_KEY} {number};"):
             build_bag(changes.where(f"ordinal = {ordinal}"), fold).collect()
     (row,) = build_bag(changes.where("ordinal = 0"), fold).collect()

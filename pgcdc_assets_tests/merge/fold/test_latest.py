@@ -140,9 +140,13 @@ def test_a_date_from_before_a_wider_type_is_removed_with_its_text_of_a_timestamp
     keys: list[Events] = [
         [((1, 0), True, first), ((2, 0), False, first)],
         [((1, 0), True, first), ((2, 0), True, other), ((2, 1), False, first)],
+        [((1, 0), True, first), ((2, 0), False, other)],
     ]
     fold = Fold(build_schema(described, None), stats)
-    assert _found(keep_bag_remainder(_events(spark, keys), fold)) == {1: ((2, 0), True, other)}
+    assert _found(keep_bag_remainder(_events(spark, keys), fold)) == {
+        1: ((2, 0), True, other),
+        2: ((1, 0), True, first),
+    }
 
 
 def test_the_newest_event_of_a_key_is_kept(spark: SparkSession) -> None:

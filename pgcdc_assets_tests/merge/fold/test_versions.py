@@ -64,6 +64,7 @@ def _with_names(rows: DataFrame, fold: Fold) -> list[Row]:
     """Collect rows with the names of the columns instead of their numbers."""
     named = {f"value_{i}": field.name for i, field in enumerate(fold.schema.fields)}
     named |= {"rescued": "_rescued"}
+    assert len(set(rows.columns)) == len(rows.columns)
     return [
         {named.get(name, name): value for name, value in row.asDict().items()}
         for row in rows.collect()
@@ -178,6 +179,7 @@ def test_versions_are_exact(
         pytest.param("d", 3, (2, NUMBER), id="default, two columns"),
         pytest.param("d", 0, (2,), id="default, before the range, one column"),
         pytest.param("f", 3, None, id="full"),
+        pytest.param("f", 6, None, id="full, after the range"),
         pytest.param("p", 3, (2,), id="part, one column"),
     ],
 )
