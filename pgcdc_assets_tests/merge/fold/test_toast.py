@@ -105,6 +105,7 @@ _SAID = update("1", "4", "said", "1.00", None)
 _IN_TABLE = ("1", "1", "stored", "1.00", "NaN")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("changes", "image", "history", "alone"),
     [
