@@ -2,9 +2,9 @@
 
 Without mutants, the plugin records the duration of each test, the functions that it calls and the
 lines that it reaches, also in threads. For each mutant, it runs the tests that reach the changed
-statement, the fastest first, until a test fails. After some mutants, the failed tests run on the
-original code. If a test fails there too, an earlier mutant has had a lasting effect, and the
-verdicts since are discarded.
+statement, the fastest first, until a test fails. After some mutants, tests that failed, and have
+not passed on a later mutant, run on the original code. If a test fails there too, an earlier mutant
+has had a lasting effect, and the verdicts since are discarded.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ import pytest
 from hypothesis import Phase, settings
 
 PACKAGE = "pgcdc_assets"
-# Number of mutants after which the failed tests run on the original code.
-_CHECKED_EVERY = 10
+# Number of mutants after which failed tests run on the original code.
+_CHECKED_EVERY = 30
 _EXAMPLES = 25
 _RUN_FROM_IMPORT = "PGCDC_MUTANT_SOURCE"
 _MODULE = "PGCDC_MUTANT_MODULE"
@@ -65,6 +65,10 @@ class _Loop:
         self._reason = ""
         # The number of mutants of each module that a test has killed.
         self._found: Counter[tuple[str, str]] = Counter()
+        # The shortest run of each test that passed.
+        self._fastest: dict[str, float] = {}
+        # The tests that failed on a mutant and have not passed since.
+        self._suspects: set[str] = set()
         folder = Path(tempfile.mkdtemp(prefix="pgcdc-mutant-"))
         self._source = folder / "mutant.py"
 
@@ -138,9 +142,17 @@ class _Loop:
                 usual = self._tests[nodeid]["seconds"]
                 limit = 60 + 30 * usual
                 start = time.monotonic()
-                if not self._passes(session, items[nodeid], limit):
-                    is_hung = time.monotonic() - start >= limit
+                is_passed = self._passes(session, items[nodeid], limit)
+                took = time.monotonic() - start
+                if is_passed:
+                    self._suspects.discard(nodeid)
+                    # The first run of a test compiles and loads what later runs find.
+                    self._fastest[nodeid] = min(took, self._seconds_of(nodeid))
+                else:
+                    is_hung = took >= limit
                     verdict, killer = "timeout" if is_hung else "killed", nodeid
+                    if not is_hung:
+                        self._suspects.add(nodeid)
                     reason = self._reason
                     self._found[mutant["module"], nodeid] += 1
                     break
@@ -158,9 +170,12 @@ class _Loop:
 
         def cost(nodeid: str) -> float:
             found = self._found[mutant["module"], nodeid]
-            return float(self._tests[nodeid]["seconds"] + 0.01) / (1 + found)
+            return (self._seconds_of(nodeid) + 0.01) / (1 + found)
 
         return sorted(mutant["tests"], key=cost)
+
+    def _seconds_of(self, nodeid: str) -> float:
+        return float(self._fastest.get(nodeid, self._tests[nodeid]["seconds"]))
 
     def _settle(
         self,
@@ -170,8 +185,10 @@ class _Loop:
         is_hung: bool,
     ) -> bool:
         """Report verdicts if the tests that failed pass on the original code."""
-        killers = {found["test"] for found in pending if found["verdict"] == "killed"}
-        unsound = {test for test in killers if not self._passes(session, items[test], 300)}
+        # A test that passed on a later mutant did not fail because of a lasting effect.
+        suspects = sorted(self._suspects)
+        unsound = {test for test in suspects if not self._passes(session, items[test], 300)}
+        self._suspects.clear()
         for found in pending:
             if unsound and found["verdict"] != "survived" and len(pending) > 1:
                 self._write(again=found["key"], test=sorted(unsound)[0])

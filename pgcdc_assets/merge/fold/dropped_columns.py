@@ -118,10 +118,11 @@ def _names_by_source(
 
 
 def _other_name(name: str, source: str, taken: set[str]) -> str:
-    number = source.rpartition(".")[2]
-    other = f"{name}_dropped_{number}" if number.isdecimal() else f"{name}_dropped"
+    # The rest of an uncertain identity is a name, which may have dots.
+    number = source.partition(".")[2]
+    base = other = f"{name}_dropped_{number}" if number.isdecimal() else f"{name}_dropped"
     count = 1
     while normalize_name(other) in taken:
         count += 1
-        other = f"{name}_dropped_{number}_{count}"
+        other = f"{base}_{count}"
     return other

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.change_stats import ChangeStats
-from pgcdc_assets.merge.fold.events import Fold, build_bag, build_events
+from pgcdc_assets.merge.fold.events import NULL_KEY, Fold, build_bag, build_events
 from pgcdc_assets.merge.fold.schema import build_schema
 from pgcdc_assets.raw.relations import RelationVersion
 from pgcdc_assets_tests.support.merge.history import column, relation
@@ -138,6 +139,31 @@ def test_unchanged_toast_is_taken_from_the_old_tuple_or_unknown(spark: SparkSess
 
 
 @pytest.mark.spark
+def test_an_unchanged_key_out_of_line_is_taken_from_the_old_tuple(spark: SparkSession) -> None:
+    """D5: the old tuple has the key, and no other value."""
+    made = relation(column("k", "text"), column("v", "text"), key=("k",))
+    schema = build_schema([RelationVersion(1, 1, Lsn(1), made)], None)
+    stats = ChangeStats(
+        versions={1: 100}, has_old_tuples=True, old_kinds={"K"}, unchanged={1: {0, 1}}
+    )
+    changes = _changes(
+        spark,
+        [
+            ("U", 1, "K", ["long", None], [None, "new"], [0]),
+            ("U", 1, "K", ["long", None], [None, None], [0, 1]),
+            ("U", 1, "K", ["before", None], ["after", None], [1]),
+        ],
+    )
+    rows = build_events(changes, Fold(schema, stats)).orderBy("ordinal", "is_content").collect()
+    assert [(r.key_0, r.tuple, r.unknown, r.is_move) for r in rows] == [
+        ("long", ["long", "new"], None, False),
+        ("long", ["long", None], [1], False),
+        ("before", None, None, False),
+        ("after", ["after", None], [1], True),
+    ]
+
+
+@pytest.mark.spark
 def test_a_bag_has_each_row_that_is_added_or_removed(spark: SparkSession) -> None:
     changes = _changes(
         spark,
@@ -159,5 +185,31 @@ def test_a_bag_has_each_row_that_is_added_or_removed(spark: SparkSession) -> Non
         (2, True, "U", 4, ["4", "a", "y"]),
         (3, False, "D", 5, ["5", "a", "x"]),
     ]
+    oldest = build_bag(changes.where("ordinal = 0"), _fold(1, old_kinds={"O"})).collect()
+    assert [(r.is_content, r.tuple) for r in oldest] == [(True, ["1", "a", None])]
     newest = build_bag(changes.where("ordinal = 3"), _fold(2, old_kinds={"O"})).collect()
     assert [(r.is_content, r.tuple) for r in newest] == [(False, ["5", "a", "x"])]
+
+
+@pytest.mark.spark
+def test_a_null_in_the_configured_key_is_an_error_with_the_place_of_its_column(
+    spark: SparkSession,
+) -> None:
+    """Rows with NULL keys are distinct for Postgres, and one row for the table."""
+    made = relation(column("id"), column("v", "text"), key=(), identity="f")
+    schema = build_schema([RelationVersion(1, 1, Lsn(1), made)], ("v", "id"))
+    fold = Fold(schema, ChangeStats(versions={1: 100}, old_kinds={"O"}))
+    changes = _changes(
+        spark,
+        [
+            ("I", 1, None, None, ["1", "a"], None),
+            ("I", 1, None, None, [None, "a"], None),
+            ("I", 1, None, None, ["1", None], None),
+            ("D", 1, "O", ["1", None], None, None),
+        ],
+    )
+    for ordinal, number in ((1, 1), (2, 0), (3, 0)):
+        with pytest.raises(PySparkException, match=f"{NULL_KEY} {number};"):
+            build_bag(changes.where(f"ordinal = {ordinal}"), fold).collect()
+    (row,) = build_bag(changes.where("ordinal = 0"), fold).collect()
+    assert (row.key_0, row.key_1) == ("a", 1)

@@ -129,6 +129,26 @@ def test_a_real_from_before_a_wider_type_is_removed_with_its_text_of_a_double(
     assert _found(keep_bag_remainder(_events(spark, keys), fold)) == {2: ((2, 0), True, ("7",))}
 
 
+def test_a_date_from_before_a_wider_type_is_removed_with_its_text_of_a_timestamp(
+    spark: SparkSession,
+) -> None:
+    """Other texts than those of doubles are compared as they are."""
+    tables = (relation(column("id"), column("v", kind)) for kind in ("date", "timestamp"))
+    described = [RelationVersion(1, n, Lsn(n), table) for n, table in enumerate(tables, 1)]
+    stats = ChangeStats(versions={1: 100, 2: 200}, old_kinds={"O"})
+    first, other = ("2024-01-02 00:00:00",), ("2024-01-03 00:00:00",)
+    keys: list[Events] = [
+        [((1, 0), True, first), ((2, 0), False, first)],
+        [((1, 0), True, first), ((2, 0), True, other), ((2, 1), False, first)],
+        [((1, 0), True, first), ((2, 0), False, other)],
+    ]
+    fold = Fold(build_schema(described, None), stats)
+    assert _found(keep_bag_remainder(_events(spark, keys), fold)) == {
+        1: ((2, 0), True, other),
+        2: ((1, 0), True, first),
+    }
+
+
 def test_the_newest_event_of_a_key_is_kept(spark: SparkSession) -> None:
     keys: list[Events] = [
         [((1, 9), True, A), ((2, 0), True, B)],

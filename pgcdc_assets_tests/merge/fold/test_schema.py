@@ -269,6 +269,7 @@ def test_a_history_keeps_a_dropped_column_under_a_unique_name() -> None:
         ("1/1000.2", False, _at(4, "v"), ["v_dropped_2"]),
         # The catalog no longer has the attnum of the column.
         ("1/1000.2", False, replace(_at(4, "v"), attnum=None), []),
+        ("1/1000.2", True, replace(_at(4, "v"), attnum=None), ["v_dropped_2"]),
         # Columns of another epoch and of an earlier table are matched by their names.
         ("0/1000.2", False, _at(4, "v"), []),
         ("1/999.2", False, _at(4, "V"), []),
@@ -280,8 +281,54 @@ def test_a_column_of_the_table_is_dropped_if_no_column_of_the_source_continues_i
     source: str, is_dropped: bool, present: Column, retained: list[str]
 ) -> None:
     past = TableColumn("v", "string", "text", source, is_dropped=is_dropped)
-    schema = _schema_of_past(relation(column("id"), present), past=(past,))
+    made = relation(column("id"))
+    schema = _schema_of_past(replace(made, columns=(*made.columns, present)), past=(past,))
     assert [field.name for field in schema.fields if field.is_retained] == retained
+
+
+def test_dropped_columns_of_one_name_have_unique_names() -> None:
+    before = relation(column("id"), column("v", "text"))
+    dropped = replace(before, columns=before.columns[:1])
+    # Two columns of an earlier epoch.
+    earlier = TableColumn("v", "string", "text", "0/1000.2", is_dropped=True)
+    past = (earlier, replace(earlier, name="v_dropped_2", source="0/1000.5"))
+    names = [field.name for field in _schema_of_past(before, dropped, past=past).fields]
+    assert names == ["id", "v_dropped_2", "v_dropped_2_dropped_5", "v"]
+    # A column without an attnum beside a column of the source.
+    lost = replace(earlier, source="1/1000.?v")
+    owners = TableColumn("v_dropped", "int", "")
+    now = relation(column("id"), _at(4, "v"))
+    assert _schema_of_past(now, past=(lost,)).fields[-1].name == "v_dropped"
+    assert _schema_of_past(now, past=(lost, owners)).fields[-1].name == "v_dropped_2"
+    # The name of a column may have a dot and digits.
+    dotted = replace(lost, name="v.5", source="1/1000.?v.5")
+    now = relation(column("id"), _at(4, "v.5"))
+    assert _schema_of_past(now, past=(dotted,)).fields[-1].name == "v.5_dropped"
+    # Another relation had the name.
+    others = relation(_at(2, "w"), _at(3, "v"), relation_id=9)
+    known = [RelationVersion(1, 0, Lsn(0), others), *_versions(before, dropped)]
+    assert build_schema(known[1:], None, known=known, past=()).fields[-1].name == "v"
+
+
+def test_each_dropped_column_has_its_place_in_older_tuples() -> None:
+    before = relation(column("id"), column("v", "text"), column("w", "date"), column("x"))
+    id_column, v, w, x = before.columns
+    both = replace(before, columns=(id_column, x))
+    schema = _schema_of_past(before, both)
+    assert [field.name for field in schema.fields] == ["id", "x", "v", "w"]
+    assert [layout.positions for layout in schema.layouts] == [(0, 3, 1, 2), (0, 1, None, None)]
+    # The catalog no longer has an attnum. A dropped column of the same name is the same one.
+    unknown = replace(before, columns=(id_column, w, x, replace(v, attnum=None)))
+    schema = _schema_of_past(before, unknown, both)
+    assert [field.source for field in schema.fields[2:]] == ["1/1000.2", "1/1000.3"]
+    assert [layout.positions for layout in schema.layouts] == [
+        (0, 3, 1, 2),
+        (0, 2, 3, 1),
+        (0, 1, None, None),
+    ]
+    # No dropped column has the name.
+    (*_, field) = _schema_of_past(unknown, replace(both, columns=(id_column, w, x))).fields
+    assert (field.name, field.source) == ("v", "1/1000.?v")
 
 
 @pytest.mark.parametrize(

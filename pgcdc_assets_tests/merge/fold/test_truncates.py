@@ -9,7 +9,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.merge.change_stats import Truncation
-from pgcdc_assets.merge.fold.truncates import count_before_sql, next_truncate_sql
+from pgcdc_assets.merge.fold.truncates import (
+    count_before_sql,
+    next_truncate_sql,
+    truncate_sql,
+)
 from pgcdc_assets_tests.support.merge.history import CLOCK
 
 MANY = 3000
@@ -56,3 +60,11 @@ def test_each_row_finds_its_previous_and_next_truncate(spark: SparkSession, coun
             following = truncates[before]
             assert (row.next.lsn, row.next.ordinal) == positions[before]
             assert row.next.ts.replace(tzinfo=dt.UTC) == following.commit_ts
+
+
+@pytest.mark.spark
+def test_a_truncate_has_its_position_and_its_time(spark: SparkSession) -> None:
+    truncate = Truncation(2**40, 7, CLOCK + dt.timedelta(microseconds=123_457))
+    (row,) = spark.range(1).selectExpr(f"{truncate_sql(truncate)} AS at").collect()
+    assert (row.at.lsn, row.at.ordinal) == (2**40, 7)
+    assert row.at.ts.replace(tzinfo=dt.UTC) == truncate.commit_ts
