@@ -280,8 +280,8 @@ def test_a_snapshot_before_a_later_schema_event_is_merged_without_changes(
     (request,) = orchestrated.tick("merges").run_requests
     assert {key.path[-1] for key in request.asset_selection} == {"a", "b"}
     assert orchestrated.execute(request, "merge").success
-    tables = read_state(zone, orchestrated.capture).tables
-    states = [each for each in tables if each.table.name == a]
+    found = read_state(zone, orchestrated.capture).tables
+    states = [each for each in found if each.table.name == a]
     assert [state.is_held for state in states] == [True, True]
     for state in states:
         assert state.watermark is not None and state.snapshot_at is not None
