@@ -7,7 +7,7 @@ those below the watermark, so they must be found before a window is landed there
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.messages import MessageTable
-from pgcdc_assets.tables.state import read_watermark
+from pgcdc_assets.tables.state import read_watermark, table_path
 
 _NAMED = 5
 
@@ -86,10 +86,7 @@ def find_tables_ahead(zone: RawZone, capture: CdcCapture) -> RawZoneError | None
             for table, scd, mark in ahead
         ]
         found.append(first_names(shown, _NAMED))
-        names = list(dict.fromkeys(table.qualified_name for table, _, _ in ahead))
-        # Without names, the command takes all tables of the capture back.
-        names = names if len(names) < min(len(capture.tables), _NAMED + 1) else []
-        remedies.append(rebuild_command(zone.name, *names, through=str(end.captured.lsn)))
+        remedies += _remedies(zone, capture, end, ahead)
     if messages is not None and message_mark is not None and message_mark > end.captured:
         found.append(f"the logical messages through {message_mark.lsn}")
         remedies.append(f"delete the folder {messages.table.uri}, which is filled again")
@@ -103,3 +100,32 @@ def find_tables_ahead(zone: RawZone, capture: CdcCapture) -> RawZoneError | None
         "so nothing is captured. Restore both from one time, or take the tables back to the end "
         f"of the raw zone: {'; '.join(remedies)}",
     )
+
+
+def _remedies(
+    zone: RawZone, capture: CdcCapture, end: RawEnd, ahead: Sequence[tuple[CdcTable, int, Position]]
+) -> Iterator[str]:
+    """Yield what to do with the tables that are ahead.
+
+    No rebuild takes a table back to an earlier epoch.
+    """
+    names = list(
+        dict.fromkeys(
+            table.qualified_name for table, _, mark in ahead if mark.epoch <= end.captured.epoch
+        )
+    )
+    if names:
+        # Without names, the command takes all tables of the capture back.
+        names = names if len(names) < min(len(capture.tables), _NAMED + 1) else []
+        yield rebuild_command(zone.name, *names, through=str(end.captured.lsn))
+    paths = [
+        table_path(zone.lake, zone.name, table.schema, table.table, scd)
+        for table, scd, mark in ahead
+        if mark.epoch > end.captured.epoch
+    ]
+    if paths:
+        which = "the table" if len(paths) == 1 else "the tables"
+        yield (
+            f"move {first_names(paths, _NAMED)} to another place, and the next merge creates "
+            f"{which} again"
+        )
