@@ -79,7 +79,8 @@ def find_tables_ahead(zone: RawZone, capture: CdcCapture) -> RawZoneError | None
         for (table, scd), mark in zip(places, marks, strict=True)
         if mark is not None and mark > end.of(table.name)
     ]
-    found, remedies = [], []
+    found: list[str] = []
+    remedies: list[str] = []
     if ahead:
         shown = [
             f"{table.qualified_name} (scd{scd}) through {mark.lsn} of epoch {mark.epoch}"
