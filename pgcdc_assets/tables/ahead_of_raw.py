@@ -8,8 +8,10 @@ those below the watermark, so they must be found before a window is landed there
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.error_text import first_names
 from pgcdc_assets.errors import PgcdcError, RawZoneError, rebuild_command
@@ -54,26 +56,45 @@ class RawEnd:
         return max(self.captured, self.snapshots.get(table, self.captured))
 
 
-def find_tables_ahead(zone: RawZone, capture: CdcCapture) -> RawZoneError | None:
-    """Return the error about tables that are ahead of the raw zone; None if there is none.
+class TablesAhead(NamedTuple):
+    """The result of a look for tables that are ahead of the raw zone.
 
-    A table that cannot be read has an error of its own.
+    Attributes:
+        error: names the tables; None without such a table.
+        is_complete: every table could be read.
+    """
+
+    error: RawZoneError | None
+    is_complete: bool
+
+
+def find_tables_ahead(zone: RawZone, capture: CdcCapture) -> TablesAhead:
+    """Look for tables that are ahead of the raw zone.
+
+    A table that cannot be read does not stop the capture. Its merge raises the error.
     """
     places = [(table, scd) for table in capture.tables for scd in table.scd]
+    unreadable: list[Exception] = []
 
     def read(place: tuple[CdcTable, int]) -> Position | None:
         table, scd = place
-        with suppress(PgcdcError):
+        try:
             return read_watermark(zone.lake, zone.name, table.schema, table.table, scd)
-        return None
+        except PgcdcError as error:
+            unreadable.append(error)
+            return None
 
     marks = list(map_tables(zone.lake, places, read))
     messages = MessageTable(zone) if capture.has_message_table else None
-    message_mark = None if messages is None else messages.watermark()
+    message_mark = None
+    try:
+        message_mark = None if messages is None else messages.watermark()
+    except (PgcdcError, DeltaError, OSError) as error:
+        unreadable.append(error)
     # A capture may land a window at the same time, so the end is read last.
     end = RawEnd.read(zone)
     if end is None:
-        return None
+        return TablesAhead(None, is_complete=True)
     ahead = [
         (table, scd, mark)
         for (table, scd), mark in zip(places, marks, strict=True)
@@ -92,8 +113,8 @@ def find_tables_ahead(zone: RawZone, capture: CdcCapture) -> RawZoneError | None
         found.append(f"the logical messages through {message_mark.lsn}")
         remedies.append(f"delete the folder {messages.table.uri}, which is filled again")
     if not found:
-        return None
-    return RawZoneError(
+        return TablesAhead(None, is_complete=not unreadable)
+    error = RawZoneError(
         raw_zone=zone.uri,
         reason=f"it ends at {end.captured.lsn} of epoch {end.captured.epoch}, but tables of the "
         f"lake are merged beyond its end: {', '.join(found)}. The raw zone and the tables "
@@ -101,6 +122,7 @@ def find_tables_ahead(zone: RawZone, capture: CdcCapture) -> RawZoneError | None
         "so nothing is captured. Restore both from one time, or take the tables back to the end "
         f"of the raw zone: {'; '.join(remedies)}",
     )
+    return TablesAhead(error, is_complete=not unreadable)
 
 
 def _remedies(

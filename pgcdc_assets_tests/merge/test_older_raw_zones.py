@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,16 @@ from pgcdc_assets.errors import RawExpired, RawZoneError
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.merge import MergeFailure, merge_tables, rebuild_table
 from pgcdc_assets.orchestration.jobs.maintenance import lowest_position
+from pgcdc_assets.orchestration.sensors.restored_lakes import RestoredLakes
 from pgcdc_assets.orchestration.state import read_state
+from pgcdc_assets.policies import MessagePolicy
 from pgcdc_assets.raw.newest_versions import NewestVersions
 from pgcdc_assets.raw.retention import remove_windows
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.tables import state
 from pgcdc_assets.tables.ahead_of_raw import find_tables_ahead
+from pgcdc_assets.tables.messages import MessageTable
 from pgcdc_assets.tables.state import ScdState, table_path
 from pgcdc_assets_tests.support.merge.history import Change, Landing, insert
 
@@ -145,7 +149,7 @@ def test_tables_of_an_epoch_that_the_raw_zone_lacks_stop(
         for each in (_ITEMS, _OTHER)
         for scd in each.scd
     ]
-    error = find_tables_ahead(landing.zone, capture)
+    error = find_tables_ahead(landing.zone, capture).error
     assert error is not None
     text = str(error)
     assert (
@@ -160,7 +164,7 @@ def test_tables_of_an_epoch_that_the_raw_zone_lacks_stop(
     assert len(refused) == 3 and all("of epoch 2" in each for each in refused)
     for path in paths:
         shutil.move(path, tmp_path / path.replace("/", "_"))
-    assert find_tables_ahead(landing.zone, capture) is None
+    assert find_tables_ahead(landing.zone, capture) == (None, True)
     assert not merge_all() and not _broken(landing)
     expected = [(1, "a"), (2, "b"), (5, "of the restored source")]
     assert [_rows(spark, landing, scd) for scd in _ITEMS.scd] == [expected] * 2
@@ -186,6 +190,32 @@ def test_a_rebuild_of_a_table_ahead_that_lacks_windows_names_a_remedy_that_works
     assert not merge_all() and not _broken(landing)
     expected = [(1, "a"), (5, "e"), (6, "f")]
     assert [_rows(spark, landing, scd) for scd in _ITEMS.scd] == [expected] * 2
+
+
+@pytest.mark.sampled
+def test_tables_that_cannot_be_read_are_looked_at_again(
+    landing: Landing, tmp_path: Path, merge_all: Merge
+) -> None:
+    """They do not stop the capture: neither a damaged SCD table nor a damaged table of messages."""
+    zone, capture = landing.zone, CdcCapture(landing.zone.name, "pub", tables=(_ITEMS, _OTHER))
+    capture = replace(capture, messages=MessagePolicy())
+    _restore_older(landing, tmp_path / "older", merge_all)
+    end = landing.windows[-1].end_position
+    MessageTable(zone).append(end, commits_empty=True)
+    entries = []
+    for scd in _ITEMS.scd:
+        log = Path(table_path(zone.lake, zone.name, "shop", "items", scd), "_delta_log")
+        entries.append(max(log.glob("*.json")))
+    entries.append(max(Path(MessageTable(zone).table.uri, "_delta_log").glob("*.json")))
+    texts = [entry.read_text() for entry in entries]
+    restored = RestoredLakes()
+    for entry, text in zip(entries, texts, strict=True):
+        entry.write_text(text[:40])
+    restored.check(landing.zone, capture, end)
+    for entry, text in zip(entries, texts, strict=True):
+        entry.write_text(text)
+    with pytest.raises(RawZoneError, match=r"shop\.items \(scd2\)"):
+        restored.check(landing.zone, capture, end)
 
 
 @pytest.mark.sampled
