@@ -74,14 +74,14 @@ def find_tables_ahead(zone: RawZone, capture: CdcCapture) -> TablesAhead:
     A table that cannot be read does not stop the capture. Its merge raises the error.
     """
     places = [(table, scd) for table in capture.tables for scd in table.scd]
-    unreadable: list[Exception] = []
+    unreadable: list[object] = []
 
     def read(place: tuple[CdcTable, int]) -> Position | None:
         table, scd = place
         try:
             return read_watermark(zone.lake, zone.name, table.schema, table.table, scd)
-        except PgcdcError as error:
-            unreadable.append(error)
+        except PgcdcError:
+            unreadable.append(place)
             return None
 
     marks = list(map_tables(zone.lake, places, read))
@@ -89,8 +89,8 @@ def find_tables_ahead(zone: RawZone, capture: CdcCapture) -> TablesAhead:
     message_mark = None
     try:
         message_mark = None if messages is None else messages.watermark()
-    except (PgcdcError, DeltaError, OSError) as error:
-        unreadable.append(error)
+    except (PgcdcError, DeltaError, OSError):
+        unreadable.append(messages)
     # A capture may land a window at the same time, so the end is read last.
     end = RawEnd.read(zone)
     if end is None:
