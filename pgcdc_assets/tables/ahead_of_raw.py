@@ -111,7 +111,11 @@ def find_tables_ahead(zone: RawZone, capture: CdcCapture) -> TablesAhead:
         remedies += _remedies(zone, capture, end, ahead)
     if messages is not None and message_mark is not None and message_mark > end.captured:
         found.append(f"the logical messages through {message_mark.lsn}")
-        remedies.append(f"delete the folder {messages.table.uri}, which is filled again")
+        # Retention may have removed the windows of older messages.
+        remedies.append(
+            f"move the folder {messages.table.uri} to another place, and the next run begins a new "
+            "one with the messages of the raw zone"
+        )
     if not found:
         return TablesAhead(None, is_complete=not unreadable)
     error = RawZoneError(
