@@ -171,7 +171,7 @@ def _check_source(conn: Connection, capture: CdcCapture, zone: RawZone) -> Itera
     through = _captured_through(zone)
     if through is None:
         return
-    if (ahead := find_tables_ahead(zone, capture)) is not None:
+    if (ahead := find_tables_ahead(zone, capture).error) is not None:
         yield Finding("restored", "error", str(ahead))
     for code, problems, end in (
         ("timeline", (SlotProblem.SERVER_BEHIND,), before),

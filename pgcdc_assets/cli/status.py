@@ -88,7 +88,7 @@ def _print(instance: dg.DagsterInstance, loaded: LoadedCapture) -> None:
     zone = loaded.lake.zone(loaded.capture.name)
     state = read_state(zone, loaded.capture)
     _print_slot(loaded, slot, state, _seconds_since_landing(instance, loaded))
-    if (ahead := find_tables_ahead(zone, loaded.capture)) is not None:
+    if (ahead := find_tables_ahead(zone, loaded.capture).error) is not None:
         print(f"  PROBLEM {ahead}")
     stopped = find_merge_failures(instance, loaded.capture.name, state.tables)
     _print_tables(state, stopped)

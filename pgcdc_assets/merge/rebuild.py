@@ -31,7 +31,7 @@ from pgcdc_assets.errors import (
     resnapshot_remedy,
 )
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
-from pgcdc_assets.merge.rebuild_range import check_not_older, find_range
+from pgcdc_assets.merge.rebuild_range import find_range, is_taken_back
 from pgcdc_assets.merge.replaced_table import (
     ReplacedTable,
     create_again,
@@ -121,7 +121,7 @@ def rebuild_table(
             reason=f"Table {target.qualified_name} was never merged: there is no {path}. The next "
             "merge builds it from raw."
         )
-    check_not_older(zone, target, before, through)
+    before = replace(before, is_ahead=is_taken_back(zone, target, before, through))
     remove_stale(zone.lake, zone.name, STALE_AFTER)
     if target.schema_policy == STOP:
         gate = read_gate(zone, target, scd, before.watermark, window.end_position)
@@ -229,7 +229,8 @@ def _check_kept(
     floors = zone.changes.floors({snapshot.epoch for snapshot in snapshots})
     again = resnapshot_remedy(zone.name, target.qualified_name)
     begin_again = _START_AGAIN.format(path=live.path, remedy=again)
-    remedy = {"remedy": again}
+    # A table ahead of the raw zone stops the capture, and so each new snapshot.
+    remedy = {"remedy": begin_again if live.is_ahead else again}
     is_complete = True
     if not target.keeps_history(target.scd[0]):
         wanted = snapshots[-1:]

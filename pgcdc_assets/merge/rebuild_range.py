@@ -49,10 +49,10 @@ def find_range(zone: RawZone, target: CdcTable, scd: int, through: Lsn | None) -
     return LsnWindow.of(epoch.epoch, 0, through)
 
 
-def check_not_older(
+def is_taken_back(
     zone: RawZone, target: CdcTable, live: ReplacedTable, through: Lsn | None
-) -> None:
-    """Check that the raw zone is not older than the table, as after a restore of the raw zone.
+) -> bool:
+    """Return whether the raw zone is older than the table, as after a restore of the raw zone.
 
     Raises:
         ConfigurationError: the rebuilt table would lack changes of the live table, and no LSN was
@@ -62,7 +62,7 @@ def check_not_older(
     assert raw_end is not None
     end = raw_end.of(target.name)
     if mark is None or mark <= end:
-        return
+        return False
     found = (
         f"The Delta table {live.path} is merged through {mark.lsn} of epoch {mark.epoch}, but the "
         f"raw zone ends at {end.lsn} of epoch {end.epoch}, as after a restore of an older copy. A "
@@ -78,3 +78,4 @@ def check_not_older(
             reason=f"{found} Restore the raw zone and the table from one time. To rebuild the "
             f"table without them, name the LSN: --through {raw_end.captured.lsn}"
         )
+    return True

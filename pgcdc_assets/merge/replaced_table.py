@@ -77,6 +77,7 @@ class ReplacedTable:
         owned: the owner's columns and comments.
         is_for_spark: the table has features that delta-rs may not write, or CHECK constraints.
         is_readable: the log can be read. Otherwise nothing else is known.
+        is_ahead: the raw zone is older than the table.
     """
 
     path: str
@@ -86,6 +87,7 @@ class ReplacedTable:
     owned: OwnedColumns
     is_for_spark: bool = False
     is_readable: bool = True
+    is_ahead: bool = False
 
 
 def describe_replaced(zone: RawZone, target: CdcTable, path: str) -> ReplacedTable | None:

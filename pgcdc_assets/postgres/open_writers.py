@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+# Reading pg_locks holds up other sessions for a moment, so a long wait looks less often.
 _POLL_SECONDS = 0.05
+_LONGEST_POLL_SECONDS = 1.0
 _QUIET_SECONDS = 1.0
 
 # A writer holds its locks until it is visible. A transaction without an id has not written yet. A
@@ -85,7 +87,7 @@ def wait_for_writers(
                 is_told = True
                 first = next(iter(open_))[1]
                 _logger.info("A snapshot waits for %s", first.describe())
-            time.sleep(_POLL_SECONDS)
+            time.sleep(min(_POLL_SECONDS + seconds / 20, _LONGEST_POLL_SECONDS))
             with conn.cursor() as cursor:
                 cursor.execute(_ENDED, ([writer.xid for _, writer in open_],))
                 ended = {xid for (xid,) in cursor}

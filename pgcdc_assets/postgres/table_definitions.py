@@ -120,7 +120,8 @@ select objoid::bigint, objsubid, left(description, %s)
 #
 # TRUNCATE gives the TOAST table its new file after the table, in a later command. VACUUM FULL and
 # CLUSTER exchange both files in one command. They count the rows, and TRUNCATE does not: the number
-# is -1 until ANALYZE.
+# is -1 until ANALYZE. GRANT and other statements write the row of the table later, and leave the
+# TOAST table's row alone.
 _PARTITIONS = """
 with recursive part(root, oid, version) as (
     select i.inhparent, i.inhrelid, i.xmin
@@ -140,7 +141,8 @@ select p.root::bigint, p.oid::bigint, n.nspname, c.relname, p.version::text::big
        (select string_agg(a.attnum || ':' || a.xmin, ',' order by a.attnum)
           from pg_attribute a
          where a.attrelid = p.oid and a.attgenerated = 's' and not a.attisdropped),
-       c.reltoastrelid::bigint, c.reltablespace::bigint, c.xmin::text::bigint,
+       c.reltoastrelid::bigint, c.reltablespace::bigint,
+       coalesce(t.xmin, c.xmin)::text::bigint,
        c.relfilenode not in (0, c.oid)
          and (c.reltuples = -1
               or coalesce(t.xmin = c.xmin and t.cmin::text::bigint > c.cmin::text::bigint, false))

@@ -86,7 +86,7 @@ class Partition:
             such a column, and in a look of an earlier release.
         toast: OID of the TOAST table; 0 without one, None in a look of an earlier release.
         tablespace: OID of the tablespace; 0 for that of the database, None likewise.
-        written_by: `xmin` of the row of pg_class.
+        written_by: `xmin` of the row of pg_class of the TOAST table; without one, of the partition.
         is_truncated: the file may come from a TRUNCATE.
     """
 

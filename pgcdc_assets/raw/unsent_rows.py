@@ -51,11 +51,13 @@ def find_truncated_partitions(
 ) -> Iterator[SchemaChangeFound]:
     """Find partitions that were truncated on their own.
 
-    Postgres sends TRUNCATE of the published root only, which truncates all partitions in one
-    transaction.
+    Postgres sends TRUNCATE of the published root only, which gives all partitions another file in
+    one transaction.
     """
     common = list(_common_partitions(before, after))
-    writers = {now.written_by for now, _ in common}
+    have_other_files = all(now.relfilenode != then.relfilenode for now, then in common)
+    if have_other_files and len({now.written_by for now, _ in common}) == 1:
+        return
     names = [
         now.name
         for now, then in common
@@ -63,7 +65,6 @@ def find_truncated_partitions(
         and now.relfilenode != then.relfilenode
         and then.toast in (None, now.toast)
         and then.tablespace in (None, now.tablespace)
-        and writers != {now.written_by}
     ]
     if names:
         detail = f"Partitions were truncated, which Postgres does not send: {_some(names)}."

@@ -7,9 +7,11 @@ those below the watermark, so they must be found before a window is landed there
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.error_text import first_names
 from pgcdc_assets.errors import PgcdcError, RawZoneError, rebuild_command
@@ -19,7 +21,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.messages import MessageTable
-from pgcdc_assets.tables.state import read_watermark
+from pgcdc_assets.tables.state import read_watermark, table_path
 
 _NAMED = 5
 
@@ -54,48 +56,69 @@ class RawEnd:
         return max(self.captured, self.snapshots.get(table, self.captured))
 
 
-def find_tables_ahead(zone: RawZone, capture: CdcCapture) -> RawZoneError | None:
-    """Return the error about tables that are ahead of the raw zone; None if there is none.
+class TablesAhead(NamedTuple):
+    """The result of a look for tables that are ahead of the raw zone.
 
-    A table that cannot be read has an error of its own.
+    Attributes:
+        error: names the tables; None without such a table.
+        is_complete: every table could be read.
+    """
+
+    error: RawZoneError | None
+    is_complete: bool
+
+
+def find_tables_ahead(zone: RawZone, capture: CdcCapture) -> TablesAhead:
+    """Look for tables that are ahead of the raw zone.
+
+    A table that cannot be read does not stop the capture. Its merge raises the error.
     """
     places = [(table, scd) for table in capture.tables for scd in table.scd]
+    unreadable: list[object] = []
 
     def read(place: tuple[CdcTable, int]) -> Position | None:
         table, scd = place
-        with suppress(PgcdcError):
+        try:
             return read_watermark(zone.lake, zone.name, table.schema, table.table, scd)
-        return None
+        except PgcdcError:
+            unreadable.append(place)
+            return None
 
     marks = list(map_tables(zone.lake, places, read))
     messages = MessageTable(zone) if capture.has_message_table else None
-    message_mark = None if messages is None else messages.watermark()
+    message_mark = None
+    try:
+        message_mark = None if messages is None else messages.watermark()
+    except (PgcdcError, DeltaError, OSError):
+        unreadable.append(messages)
     # A capture may land a window at the same time, so the end is read last.
     end = RawEnd.read(zone)
     if end is None:
-        return None
+        return TablesAhead(None, is_complete=True)
     ahead = [
         (table, scd, mark)
         for (table, scd), mark in zip(places, marks, strict=True)
         if mark is not None and mark > end.of(table.name)
     ]
-    found, remedies = [], []
+    found: list[str] = []
+    remedies: list[str] = []
     if ahead:
         shown = [
             f"{table.qualified_name} (scd{scd}) through {mark.lsn} of epoch {mark.epoch}"
             for table, scd, mark in ahead
         ]
         found.append(first_names(shown, _NAMED))
-        names = list(dict.fromkeys(table.qualified_name for table, _, _ in ahead))
-        # Without names, the command takes all tables of the capture back.
-        names = names if len(names) < min(len(capture.tables), _NAMED + 1) else []
-        remedies.append(rebuild_command(zone.name, *names, through=str(end.captured.lsn)))
+        remedies += _remedies(zone, capture, end, ahead)
     if messages is not None and message_mark is not None and message_mark > end.captured:
         found.append(f"the logical messages through {message_mark.lsn}")
-        remedies.append(f"delete the folder {messages.table.uri}, which is filled again")
+        # Retention may have removed the windows of older messages.
+        remedies.append(
+            f"move the folder {messages.table.uri} to another place, and the next run begins a new "
+            "one with the messages of the raw zone"
+        )
     if not found:
-        return None
-    return RawZoneError(
+        return TablesAhead(None, is_complete=not unreadable)
+    error = RawZoneError(
         raw_zone=zone.uri,
         reason=f"it ends at {end.captured.lsn} of epoch {end.captured.epoch}, but tables of the "
         f"lake are merged beyond its end: {', '.join(found)}. The raw zone and the tables "
@@ -103,3 +126,33 @@ def find_tables_ahead(zone: RawZone, capture: CdcCapture) -> RawZoneError | None
         "so nothing is captured. Restore both from one time, or take the tables back to the end "
         f"of the raw zone: {'; '.join(remedies)}",
     )
+    return TablesAhead(error, is_complete=not unreadable)
+
+
+def _remedies(
+    zone: RawZone, capture: CdcCapture, end: RawEnd, ahead: Sequence[tuple[CdcTable, int, Position]]
+) -> Iterator[str]:
+    """Yield what to do with the tables that are ahead.
+
+    No rebuild takes a table back to an earlier epoch.
+    """
+    names = list(
+        dict.fromkeys(
+            table.qualified_name for table, _, mark in ahead if mark.epoch <= end.captured.epoch
+        )
+    )
+    if names:
+        # Without names, the command takes all tables of the capture back.
+        names = names if len(names) < min(len(capture.tables), _NAMED + 1) else []
+        yield rebuild_command(zone.name, *names, through=str(end.captured.lsn))
+    paths = [
+        table_path(zone.lake, zone.name, table.schema, table.table, scd)
+        for table, scd, mark in ahead
+        if mark.epoch > end.captured.epoch
+    ]
+    if paths:
+        which = "the table" if len(paths) == 1 else "the tables"
+        yield (
+            f"move {first_names(paths, _NAMED)} to another place, and the next merge creates "
+            f"{which} again"
+        )

@@ -189,7 +189,7 @@ def has_step_at(lake: Lake, table: DeltaTable, path: str, app_id: str, position:
     return False
 
 
-def check_not_restored(lake: Lake, table: DeltaTable, path: str, name: str) -> None:
+def check_not_restored(lake: Lake, table: DeltaTable, path: str, name: str) -> Position | None:
     """Check that the rows are not older than the watermark, as after a RESTORE by the owner.
 
     Delta's RESTORE and CLONE bring back files and properties, but no application transaction. The
@@ -197,18 +197,23 @@ def check_not_restored(lake: Lake, table: DeltaTable, path: str, name: str) -> N
     that a RESTORE has taken from a merge between its plan and its commit: Spark then merges into
     the older rows. The rows of this merge follow the older rows, and no second RESTORE helps.
 
+    Returns:
+        The position after the newest write; None if the log does not have it.
+
     Raises:
         TableRestored: the rows lack changes that were merged.
     """
     fence = table.transaction_version(fence_app_id(name))
     if fence is None:
-        return
+        return None
+    newest: Step | None = None
     restores: list[tuple[int, int | None]] = []
     # The version whose rows count, and the version for which the write after it was planned.
     at = version = table.version()
     planned: int | None = None
     for version, lines in _commits(lake, table, path):
         step = _parse_step(lines, fence_app_id(name))
+        newest = newest or step
         if step is None:
             operation, parameters = _parse_operation(lines)
             if operation in ("RESTORE", "CLONE"):
@@ -216,11 +221,13 @@ def check_not_restored(lake: Lake, table: DeltaTable, path: str, name: str) -> N
         elif step.has_changes or not restores:
             _check_restores(path, restores, at, version, is_merged=planned is not None)
             if step.follows is None or step.follows >= version - 1:
-                return
+                break
             restores, at, planned = [], version - 1, step.follows
         if planned is not None and version - 1 <= planned and not restores:
-            return
-    _check_restores(path, restores, at, version, is_merged=planned is not None)
+            break
+    else:
+        _check_restores(path, restores, at, version, is_merged=planned is not None)
+    return None if newest is None else newest.position
 
 
 def _check_restores(

@@ -225,10 +225,11 @@ class MessageTable:
         return f"pgcdc:{self.zone.name}:{epoch}:messages"
 
     def _watermark(self, loaded: DeltaTable) -> Position | None:
-        for epoch in reversed(self.zone.epochs.all()):
-            version = loaded.transaction_version(self._epoch_app_id(epoch.epoch))
+        # After a restore of the raw zone, the table may be in an epoch that the zone does not have.
+        for epoch in range(len(self.zone.epochs.all()) + 1, 0, -1):
+            version = loaded.transaction_version(self._epoch_app_id(epoch))
             if version is not None:
-                return Position(epoch.epoch, Lsn(version))
+                return Position(epoch, Lsn(version))
         return None
 
     def _landed_through(self, number: int) -> Position:

@@ -389,8 +389,11 @@ def read_position(zone: RawZone, table: DeltaTable, path: str) -> Position | Non
     Raises:
         TableDamaged: the log has lost the watermark, or the rows are older.
     """
-    check_not_restored(zone.lake, table, path, zone.name)
+    written = check_not_restored(zone.lake, table, path, zone.name)
     newest = zone.epochs.latest()
     epochs = range(1, (newest.epoch if newest else 1) + 1)
+    if written is not None and written.epoch not in epochs:
+        # The raw zone was restored from a time before the epoch.
+        return written
     watermarks = read_watermarks(zone, table, path, epochs)
     return max((Position(*mark) for mark in watermarks.items()), default=None)

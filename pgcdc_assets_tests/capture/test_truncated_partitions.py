@@ -52,6 +52,24 @@ def test_a_partition_that_was_loaded_again_needs_a_snapshot(rooted: Capturing) -
     assert shown(poll(rooted)) == ["root partition_truncated!"] * has_toast
 
 
+def test_a_partition_that_a_transaction_truncates_beside_other_changes_needs_a_snapshot(
+    rooted: Capturing,
+) -> None:
+    """A constraint writes the rows of all partitions in the catalog, and keeps their files."""
+    rooted.database.transaction("alter table root add check (id >= 0)", "truncate low")
+    assert shown(poll(rooted)) == ["root partition_truncated!"]
+
+
+def test_a_partition_that_is_altered_after_truncate_of_the_root_needs_no_snapshot(
+    rooted: Capturing,
+) -> None:
+    """The TOAST table has the trace of TRUNCATE still."""
+    has_toast = rooted.database.value("select reltoastrelid <> 0 from pg_class where relname='low'")
+    rooted.database.execute("truncate root")
+    rooted.database.execute("grant select on low to public; alter table low add check (id < 10)")
+    assert shown(poll(rooted)) == [] if has_toast else ["root partition_truncated!"]
+
+
 def test_other_files_of_partitions_need_no_snapshot(rooted: Capturing) -> None:
     """The stream has TRUNCATE of the root; the others change no row."""
     execute = rooted.database.execute

@@ -78,7 +78,10 @@ def build_maintenance_job(
             zone = lake.zone(capture.name)
             lowest = lowest_position(zone, capture)
             if lowest is None:
-                context.log.info("All windows are kept: a table was never merged")
+                context.log.info(
+                    "All windows are kept: a table was never merged, cannot be read, or is "
+                    "ahead of the raw zone"
+                )
                 return
             if capture.has_message_table:
                 # The watermark moves with messages. Windows without messages are removed too.
@@ -194,11 +197,13 @@ def _noting(failures: list[tuple[str, Exception]], what: str) -> Iterator[None]:
 def lowest_position(zone: RawZone, capture: CdcCapture) -> Position | None:
     """Return the lowest watermark of all declared SCD tables; None if a table was never merged.
 
-    The first merge of a table needs every window.
+    The first merge of a table needs every window, and so does a rebuild that takes a table back to
+    the end of an older raw zone.
     """
     tables = read_state(zone, capture).tables
     # A table that left the publication needs no further window once it is merged.
-    marks = [table.watermark for table in tables if table.needs_merge or not table.has_left]
+    needed = [table for table in tables if table.needs_merge or not table.has_left]
+    marks = [None if table.is_broken else table.watermark for table in needed]
     known = [mark for mark in marks if mark is not None]
     return min(known) if known and len(known) == len(marks) else None
 

@@ -43,6 +43,9 @@ WATCHED_SECONDS = 3 * BEAT_SECONDS
 # The watch begins again after a longer time without a look: the storage may have been unavailable,
 # and a live run may write its next heartbeat after the next look.
 LONGEST_GAP_SECONDS = 3 * BEAT_SECONDS
+# No outages end just before so many looks. By default, Dagster's daemon evaluates the sensors of an
+# instance one after another, so each gap may be long.
+_MOST_GAPS = 3
 # A run in the process that created it has its claim before it begins.
 _CLAIMED = (DagsterRunStatus.NOT_STARTED, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
 
@@ -146,11 +149,18 @@ def _touched_assets(run: DagsterRun) -> set[dg.AssetKey]:
 
 @dataclass(frozen=True)
 class _Seen:
-    """A run's newest heartbeat, and the times by the monotonic clock of its first and last look."""
+    """A run's newest heartbeat, as this process has watched it.
+
+    Attributes:
+        since: start of the watch, by the monotonic clock.
+        looked_at: time of the last look.
+        gaps: how many long gaps have begun the watch again.
+    """
 
     heartbeat: str
     since: float
     looked_at: float
+    gaps: int = 0
 
 
 @dataclass
@@ -165,11 +175,7 @@ class _Watch:
         now = time.monotonic()
         with self._lock:
             known = self._seen.get(run_id)
-            if (
-                known is None
-                or known.heartbeat != heartbeat
-                or now - known.looked_at > LONGEST_GAP_SECONDS
-            ):
+            if known is None or known.heartbeat != heartbeat:
                 # Remove the entries of ended runs.
                 self._seen = {
                     key: seen
@@ -177,6 +183,8 @@ class _Watch:
                     if now - seen.looked_at < 10 * SILENT_SECONDS
                 }
                 known = _Seen(heartbeat, now, now)
+            elif now - known.looked_at > LONGEST_GAP_SECONDS and known.gaps < _MOST_GAPS:
+                known = replace(known, since=now, gaps=known.gaps + 1)
             self._seen[run_id] = replace(known, looked_at=now)
             return now - known.since
 

@@ -32,6 +32,10 @@ class RestoredLakes:
         known = self._ends.get(zone.uri)
         if known is None or through < known:
             self._ends.pop(zone.uri, None)
-            if (error := find_tables_ahead(zone, capture)) is not None:
+            error, is_complete = find_tables_ahead(zone, capture)
+            if error is not None:
                 raise error
+            if not is_complete:
+                # Check again when the tables can be read.
+                return
         self._ends[zone.uri] = through

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import time
+from collections.abc import Callable
 
 import dagster as dg
 import pytest
@@ -36,11 +37,11 @@ def test_a_failure_after_the_clock_was_set_back_has_its_pause() -> None:
     assert found == pytest.approx(100, abs=5)
 
 
-@pytest.mark.postgres
-def test_a_live_run_is_not_closed_at_the_end_of_an_outage_of_the_records(
+@pytest.fixture
+def status_after(
     orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The run could write no heartbeat, and writes the next one within 15 seconds."""
+) -> Callable[[float], dg.DagsterRunStatus]:
+    """Return a function that lets time pass and looks at a run without later heartbeats."""
     passed = [0.0]
     wall, monotonic = time.time, time.monotonic
     monkeypatch.setattr(time, "time", lambda: wall() + passed[0])
@@ -49,16 +50,34 @@ def test_a_live_run_is_not_closed_at_the_end_of_an_outage_of_the_records(
     beat = {HEARTBEAT_TAG: f"{time.time():.0f} {run.run_id}"}
     orchestrated.instance.add_run_tags(run.run_id, beat)
 
-    def status_after(seconds: float) -> dg.DagsterRunStatus:
+    def look(seconds: float) -> dg.DagsterRunStatus:
         passed[0] += seconds
         orchestrated.tick("merges")
         found = orchestrated.instance.get_run_by_id(run.run_id)
         assert found is not None
         return found.status
 
+    return look
+
+
+@pytest.mark.postgres
+def test_a_live_run_is_not_closed_at_the_end_of_an_outage_of_the_records(
+    status_after: Callable[[float], dg.DagsterRunStatus],
+) -> None:
+    """The run could write no heartbeat, and writes the next one within 15 seconds."""
     assert status_after(0) is status_after(300) is dg.DagsterRunStatus.STARTED
     assert status_after(30) is dg.DagsterRunStatus.STARTED
     assert status_after(30) is dg.DagsterRunStatus.FAILURE
+
+
+@pytest.mark.postgres
+def test_a_dead_run_is_closed_although_each_look_is_long_after_the_one_before(
+    status_after: Callable[[float], dg.DagsterRunStatus],
+) -> None:
+    """Dagster's daemon evaluates the sensors of an instance one after another."""
+    for seconds in (0, 60, 60, 60):
+        assert status_after(seconds) is dg.DagsterRunStatus.STARTED
+    assert status_after(60) is dg.DagsterRunStatus.FAILURE
 
 
 @pytest.mark.postgres
