@@ -36,6 +36,14 @@ def jvm(spark: SparkSession, spark_kind: str, request: pytest.FixtureRequest) ->
     return pid
 
 
+def _land_two_rows(zone: RawZone) -> Landing:
+    """Land a snapshot of one row, and the insert of another."""
+    landing = Landing(zone, [relation(column("id"), column("v", "text"))])
+    landing.begin([["1", "a"]])
+    landing.land([insert("2", "b")])
+    return landing
+
+
 @pytest.mark.parametrize("scd", [1, 2])
 def test_the_error_names_the_folder_and_the_next_merge_continues(
     spark: SparkSession, zone: RawZone, jvm: int, monkeypatch: pytest.MonkeyPatch, scd: int
@@ -69,9 +77,7 @@ def test_the_error_of_a_maintenance_names_the_disks(
     spark: SparkSession, zone: RawZone, jvm: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     merge_by_spark(monkeypatch)
-    landing = Landing(zone, [relation(column("id"), column("v", "text"))])
-    landing.begin([["1", "a"]])
-    landing.land([insert("2", "b")])
+    landing = _land_two_rows(zone)
     path = merge(spark, landing, CdcTable("shop", "items")).path
     with (
         full_disk(1_000, jvm),
@@ -87,9 +93,7 @@ def test_a_maintenance_deletes_files_before_it_writes(
 ) -> None:
     """On a full disk, a VACUUM after the OPTIMIZE would never come."""
     merge_by_spark(monkeypatch)
-    landing = Landing(zone, [relation(column("id"), column("v", "text"))])
-    landing.begin([["1", "a"]])
-    landing.land([insert("2", "b")])
+    landing = _land_two_rows(zone)
     path = merge(spark, landing, CdcTable("shop", "items")).path
     spark.read.format("delta").load(path).write.format("delta").mode("append").save(path)
     orphan = Path(path, "part-orphan.parquet")
@@ -108,9 +112,7 @@ def test_a_merge_without_spark_leaves_no_file_whose_commit_does_not_fit(
 ) -> None:
     """Each attempt left the rows of the whole table. Spark tried it then, and left a part."""
     target = CdcTable("shop", "items", scd=(scd,))
-    landing = Landing(zone, [relation(column("id"), column("v", "text"))])
-    landing.begin([["1", "a"]])
-    landing.land([insert("2", "b")])
+    landing = _land_two_rows(zone)
     path = merge(spark, landing, target).path
     landing.land([update("1", "A")])
     with ExitStack() as disks, monkeypatch.context() as patch:
@@ -129,9 +131,7 @@ def test_a_merge_without_spark_leaves_no_file_whose_commit_does_not_fit(
 def test_a_watermark_that_does_not_fit_names_the_folder_and_the_remedy(
     spark: SparkSession, zone: RawZone
 ) -> None:
-    landing = Landing(zone, [relation(column("id"), column("v", "text"))])
-    landing.begin([["1", "a"]])
-    landing.land([insert("2", "b")])
+    landing = _land_two_rows(zone)
     target = CdcTable("shop", "items")
     path = merge(spark, landing, target).path
     state = read_scd_state(zone.lake, zone.name, path)

@@ -14,7 +14,7 @@ from deltalake.exceptions import CommitFailedError
 from pyspark.sql import SparkSession
 
 from pgcdc_assets import failpoints
-from pgcdc_assets.merge import MergeReport, merge_tables
+from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables
 from pgcdc_assets.merge.batch import commit
 from pgcdc_assets.raw.retention import remove_windows
 from pgcdc_assets.raw.zone import RawZone
@@ -179,7 +179,9 @@ def test_a_full_disk_before_the_first_commit_leaves_no_file(
     monkeypatch.setattr("pgcdc_assets.merge.run._side_by_side", lambda *_: iter(()))
     with monkeypatch.context() as patched:
         patched.setattr(failpoints, "reach", fail)
-        assert list(merge_tables(spark, zone, [history], landing.windows[-1])) == []
+        (failure,) = merge_tables(spark, zone, [history], landing.windows[-1])
+    assert isinstance(failure, MergeFailure)
+    assert "No space left on device. Nothing of it was committed" in str(failure.error)
     (found,) = merge_tables(spark, zone, [history], landing.windows[-1])
     assert isinstance(found, MergeReport), found.error
 

@@ -21,6 +21,7 @@ from pgcdc_assets.settings import CdcTable
 from pgcdc_assets_tests.support.merge.history import (
     CLOCK,
     Change,
+    Images,
     Landing,
     Version,
     Versions,
@@ -54,17 +55,6 @@ _Rows = list[tuple[Any, ...]]
 @pytest.fixture(autouse=True)
 def _together(monkeypatch: pytest.MonkeyPatch) -> None:
     merge_together(monkeypatch)
-
-
-class _Images(Versions):
-    """The newest row of each key, with the position of its last change."""
-
-    def _put(
-        self, key: tuple[str | None, ...], row: list[str | None], lsn: int, ordinal: int, op: str
-    ) -> None:
-        # Without an operation, the row of the key is that of before.
-        if op or key not in self.open:
-            self.open[key] = Version(row, lsn, ordinal, op)
 
 
 def _time(lsn: int) -> dt.datetime:
@@ -182,7 +172,7 @@ def test_each_image_is_exact(
 ) -> None:
     """D1 to D9, and the counts of the reports."""
     rng.seed(rng.random() + number)
-    expected = _Images(key=(0, 1))
+    expected = Images(key=(0, 1))
     before: dict[tuple[str | None, ...], tuple[int, int]] | None = None
     for report in _merges(
         zone, rng, CdcTable("shop", "items"), expected, number, identity, truncates
@@ -251,7 +241,7 @@ def test_each_step_of_few_changes_is_exact(
     columns = [column(name, "text") for name in _NAMES]
     landing = Landing(zone, [relation(*columns, key=KEY, identity=identity)])
     landing.begin([_A, _B])
-    expected = _Images(key=(0, 1)) if scd == 1 else Versions(key=(0, 1))
+    expected = Images(key=(0, 1)) if scd == 1 else Versions(key=(0, 1))
     expected.copy([_A, _B], landing.lsn)
     landing.land()
     _merge(landing, CdcTable("shop", "items", scd=(scd,)))
@@ -266,7 +256,7 @@ def test_whole_old_rows_of_two_versions_of_a_table_are_merged_together(zone: Raw
     columns = [column(name, "text") for name in _NAMES]
     landing = Landing(zone, [relation(*columns, key=KEY, identity=each) for each in "fd"])
     landing.begin([_A, _B])
-    expected = _Images(key=(0, 1))
+    expected = Images(key=(0, 1))
     expected.copy([_A, _B], landing.lsn)
     landing.land()
     _merge(landing, CdcTable("shop", "items"))
@@ -287,7 +277,7 @@ def test_changes_of_two_versions_of_a_table_are_merged_together(zone: RawZone, s
     columns = [column(name, "text") for name in _NAMES]
     landing = Landing(zone, [relation(*columns, key=KEY, identity=each) for each in "df"])
     landing.begin([_A, _B, _C])
-    expected = _Images(key=(0, 1)) if scd == 1 else Versions(key=(0, 1))
+    expected = Images(key=(0, 1)) if scd == 1 else Versions(key=(0, 1))
     expected.copy([_A, _B, _C], landing.lsn)
     landing.land()
     target = CdcTable("shop", "items", scd=(scd,))

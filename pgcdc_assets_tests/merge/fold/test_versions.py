@@ -36,7 +36,7 @@ from pgcdc_assets_tests.support.merge.frames import (
     time_of,
     typed_row,
 )
-from pgcdc_assets_tests.support.merge.history import Version, Versions, column, relation
+from pgcdc_assets_tests.support.merge.history import Images, Version, Versions, column, relation
 from pgcdc_assets_tests.support.merge.random_history import NUMERIC_10_2
 
 pytestmark = [pytest.mark.spark, pytest.mark.sampled]
@@ -195,17 +195,6 @@ def test_versions_keep_the_past_of_a_dropped_column(
     _check_versions(spark, frames, expected.tracked, is_large=True)
 
 
-class _Images(Versions):
-    """The newest row of each key, with the position of its last change."""
-
-    def _put(
-        self, key: tuple[str | None, ...], row: list[str | None], lsn: int, ordinal: int, op: str
-    ) -> None:
-        # Without an operation, the row of the key is that of before.
-        if op or key not in self.open:
-            self.open[key] = Version(row, lsn, ordinal, op)
-
-
 @pytest.mark.parametrize(
     ("identity", "truncates", "is_new"),
     [
@@ -220,7 +209,7 @@ def test_the_current_image_is_exact(
     spark: SparkSession, rng: random.Random, identity: str, truncates: bool, is_new: bool
 ) -> None:
     """D1 to D9: unknown values are those of the row of the table."""
-    expected = _Images(key=(0, 1))
+    expected = Images(key=(0, 1))
     frames = draw_frames(rng, identity, expected, truncates=truncates, is_new=is_new)
     fold = frames.fold(SCD1_COLUMNS, shows_the_past=False)
     is_alone = is_new or truncates

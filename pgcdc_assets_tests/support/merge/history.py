@@ -342,3 +342,14 @@ class Versions:
 
     def _key(self, row: Texts) -> tuple[str | None, ...]:
         return tuple(row[i] for i in self.key)
+
+
+class Images(Versions):
+    """The newest row of each key, with the position of its last change."""
+
+    def _put(
+        self, key: tuple[str | None, ...], row: list[str | None], lsn: int, ordinal: int, op: str
+    ) -> None:
+        # Without an operation, the row of the key is that of before.
+        if op or key not in self.open:
+            self.open[key] = Version(row, lsn, ordinal, op)
