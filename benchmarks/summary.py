@@ -59,7 +59,11 @@ SUMMARY: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ),
         ("peers_pydbzengine_iceberg", "the same", "pydbzengine (Debezium) to Iceberg"),
         ("peers_meltanolabs_tap_postgres", "the same", "Meltano's tap, JSON in a file"),
-        ("peers_pipelinewise_tap_postgres", "the same", "PipelineWise's tap, JSON in a file"),
+        (
+            "peers_pipelinewise_tap_postgres",
+            "the same",
+            "PipelineWise's tap, a twelfth of the changes",
+        ),
         ("peers_pg_walstream_peak_memory", "peak memory of the same", "pg_walstream"),
         ("peers_pydbzengine_iceberg_peak_memory", "the same", "pydbzengine (Debezium) to Iceberg"),
         ("peers_meltanolabs_tap_postgres_peak_memory", "the same", "Meltano's tap"),

@@ -134,7 +134,6 @@ def test_short() -> None: ...
     assert set.union(*shares) == every | {"test_short"} == complete - {"test_longer"}
 
 
-@pytest.mark.sampled
 def test_a_short_run_has_half_of_the_tests_of_the_merge_on_each_kind_of_session(seed: int) -> None:
     command = ["-m", "pytest", "--collect-only", "-q", "-m", "not soak", f"--seed={seed}"]
     done = subprocess.run(

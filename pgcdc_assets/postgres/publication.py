@@ -1,7 +1,7 @@
 """Publications: the published operations and the published tables.
 
 The queries read catalog tables alone. The view pg_publication_tables would wait for the locks of
-ALTER TABLE, VACUUM FULL and LOCK TABLE on any of its tables, and fails if one is dropped meanwhile:
+ALTER TABLE, VACUUM FULL and LOCK TABLE on any of its tables, and fails if one is dropped then:
 one table would stop the capture of all others. The rules of membership are those of
 pg_get_publication_tables() in src/backend/catalog/pg_publication.c.
 """

@@ -55,6 +55,13 @@ def test_the_versions_are_exact_for_any_cut_into_windows_and_runs(
     _try_histories(spark, zone, rng, identity, truncates, pieces, tracked)
 
 
+def test_versions_of_whole_old_rows_have_the_positions_and_operations_of_their_changes(
+    spark: SparkSession, zone: RawZone, rng: random.Random
+) -> None:
+    """REPLICA IDENTITY FULL, with TRUNCATE, in each run: versions by position, ordinal and op."""
+    _try_histories(spark, zone, rng, "f", True, (2, 1), None)
+
+
 @pytest.mark.parametrize(
     ("identity", "tracked"),
     [

@@ -18,7 +18,6 @@ from pgcdc_assets_tests.support.merge.user_settings import merge_as_users
 pytestmark = pytest.mark.spark
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["current_image", "history", "bag"])
 def test_changes_are_merged_with_the_settings_of_users(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -34,7 +33,6 @@ def test_changes_are_merged_with_the_settings_of_users(
     assert table.contents(spark, path) == table.outcome
 
 
-@pytest.mark.sampled
 def test_a_column_is_added_with_the_settings_of_users(
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:

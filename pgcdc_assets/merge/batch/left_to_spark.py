@@ -26,7 +26,7 @@ class CommitConflict(NotInScope):
     """Another writer has committed to the table. Nothing of this step is visible."""
 
     def __init__(self) -> None:
-        super().__init__("another writer has committed to the table meanwhile")
+        super().__init__("another writer has committed to the table")
 
 
 @dataclass(frozen=True)
