@@ -1,9 +1,13 @@
-"""Parts of sentences: texts of other libraries' errors, the first of many names, counts."""
+"""Errors of other libraries in sentences, numbers of the operating system, names, counts."""
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Sequence
+
+# The disk is full, or a quota or the largest size of a file is reached.
+FULL_DISK = frozenset((errno.EFBIG, errno.ENOSPC, errno.EDQUOT))
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _OF_SYSTEM = re.compile(r"[^:\n↳]*\(os error \d+\)")

@@ -15,7 +15,6 @@ number of transactions may be open.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import shutil
@@ -28,6 +27,7 @@ from typing import Self
 
 import pyarrow as pa
 
+from pgcdc_assets.error_text import FULL_DISK
 from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.local import locked
 
@@ -178,7 +178,7 @@ class TransactionSpool:
 
     def _failure(self, done: str, error: Exception) -> TransientError:
         number = getattr(error, "errno", None)
-        is_full = number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        is_full = number in FULL_DISK
         remedy = "Free space on its disk" if is_full else "Check its disk"
         cause = os.strerror(number) if number else type(error).__name__
         return TransientError(

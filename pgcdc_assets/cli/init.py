@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pgcdc_assets.cli.check import check_columns, report
-from pgcdc_assets.errors import ConfigurationError, unwritable_error
+from pgcdc_assets.errors import ConfigurationError, local_write_error
 from pgcdc_assets.local import drafted
 from pgcdc_assets.orchestration.project import home
 from pgcdc_assets.orchestration.project.defs_file import check_defs_folders
@@ -96,7 +96,7 @@ def _write_file(path: Path, text: str) -> None:
             draft.write_text(text, "utf-8")
     except OSError as error:
         remedy = "name a folder that this user can write with --defs"
-        raise unwritable_error(path, error, remedy) from error
+        raise local_write_error(path, error, remedy) from error
 
 
 def _check_failover(settings: ConnectionSettings) -> None:

@@ -49,10 +49,10 @@ from pgcdc_assets.errors.base import (
     ProtocolError,
     SnapshotError,
     TransientError,
+    local_write_error,
     rebuild_command,
     renewal_command,
     resnapshot_remedy,
-    unwritable_error,
 )
 from pgcdc_assets.errors.slots import (
     SlotAdvanced,
@@ -111,10 +111,10 @@ __all__ = [
     "WatermarkGap",
     "WindowUnavailable",
     "error_named",
+    "local_write_error",
     "rebuild_command",
     "renewal_command",
     "resnapshot_remedy",
-    "unwritable_error",
 ]
 
 

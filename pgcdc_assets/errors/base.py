@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self, dataclass_transform
+
+from pgcdc_assets.error_text import FULL_DISK
 
 UNKNOWN_CAPTURE = "NAME"
 
@@ -111,7 +112,7 @@ class TransientError(PgcdcError):
     exit_status = 3
 
 
-def unwritable_error(
+def local_write_error(
     path: object, error: OSError, remedy: str
 ) -> ConfigurationError | TransientError:
     """Return the error of a local file or folder that cannot be written.
@@ -121,7 +122,7 @@ def unwritable_error(
         remedy: what to do unless the disk is full.
     """
     reason = f"{path} cannot be written ({error.strerror or error})"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if error.errno in FULL_DISK:
         return TransientError(reason=f"{reason}. Free space on its disk, then run it again.")
     return ConfigurationError(reason=f"{reason}: {remedy}")
 

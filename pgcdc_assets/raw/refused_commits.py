@@ -15,15 +15,15 @@ from uuid import uuid4
 import pyarrow.fs as pafs
 from deltalake.exceptions import CommitFailedError
 
-from pgcdc_assets.error_text import first_line
+from pgcdc_assets.error_text import FULL_DISK, first_line
 from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.raw.delta_log import FOLDER, read_commit
 
 # The key of the mark in the `commitInfo` of a commit.
 _MARK = "pgcdcCommit"
 
-# EFBIG, ENOSPC and EDQUOT in the texts of delta-rs.
-_FULL_DISK = re.compile(r"\(os error (?:27|28|122)\)")
+# In the texts of delta-rs.
+_FULL_DISK = re.compile(rf"\(os error (?:{'|'.join(map(str, sorted(FULL_DISK)))})\)")
 
 # Table features that delta-rs writes. Spark writes all that an owner may turn on.
 WRITTEN_FEATURES = frozenset(

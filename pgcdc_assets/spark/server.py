@@ -29,7 +29,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from pgcdc_assets.errors import ConfigurationError, TransientError, unwritable_error
+from pgcdc_assets.errors import ConfigurationError, TransientError, local_write_error
 from pgcdc_assets.local import free_port, is_locked, locked
 from pgcdc_assets.processes import ProcessIdentity, this_namespace
 from pgcdc_assets.spark.jars import MASTER, looking_up_alone
@@ -162,7 +162,7 @@ class SparkServer:
                         started = self._start_at(free_port(), say)
                     except OSError as error:
                         remedy = "set PGCDC_STATE to a folder that this user can write"
-                        raise unwritable_error(
+                        raise local_write_error(
                             f"The folder {self.folder}", error, remedy
                         ) from error
                     if started is not None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pgcdc_assets.errors import ConfigurationError, unwritable_error
+from pgcdc_assets.errors import ConfigurationError, local_write_error
 from pgcdc_assets.local import drafted
 from pgcdc_assets.storage import local_folder
 from pgcdc_assets.variable_setting import check_variable_name
@@ -166,7 +166,7 @@ def prepare_home() -> Path:
                 shutil.copyfile(CONFIG, draft)
     except OSError as error:
         remedy = f"set {STATE_VARIABLE} or DAGSTER_HOME to a folder that this user can write"
-        raise unwritable_error(f"The folder {home}", error, remedy) from error
+        raise local_write_error(f"The folder {home}", error, remedy) from error
     return home
 
 
