@@ -86,7 +86,7 @@ test: java ## run the tests and lint, and measure the coverage
 	@$(BIN)/python -m pgcdc_assets_tests.support.coverage_floor .coverage.json
 
 .PHONY: mutation
-mutation: $(PREPARED) java ## test mutants; SCOPE=protocol,slots,capture,fold,batch,merge SAMPLE=100 SEED=1 SECONDS=600
+mutation: $(PREPARED) java ## test mutants; SCOPE=protocol,slots,capture,snapshot,schema,fold,batch,merge SAMPLE=100 SEED=1 SECONDS=600
 	$(BIN)/python -m pgcdc_assets_tests.mutation $(if $(SCOPE),--scope $(SCOPE)) \
 	    $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) \
 	    $(if $(SECONDS),--seconds $(SECONDS)) $(if $(ONLY),--only $(ONLY)) $(if $(SQL),--sql) \
