@@ -140,7 +140,7 @@ class _Loop:
         with self._active(mutant):
             for nodeid in self._in_order(mutant):
                 usual = self._tests[nodeid]["seconds"]
-                limit = 60 + 30 * usual
+                limit = 30 + 10 * usual
                 start = time.monotonic()
                 is_passed = self._passes(session, items[nodeid], limit)
                 took = time.monotonic() - start

@@ -119,7 +119,9 @@ class Landing:
         """The first relation version."""
         return self.relations[0]
 
-    def begin(self, copied: Iterable[Texts] = (), *, at: int | None = None) -> None:
+    def begin(
+        self, copied: Iterable[Texts] = (), *, at: int | None = None, version: int = 1
+    ) -> None:
         """Record the epoch and land a snapshot of the table, at the current LSN by default."""
         latest = self.zone.epochs.latest()
         if latest is None or latest.epoch < self.epoch:
@@ -127,7 +129,7 @@ class Landing:
                 replace(EPOCH, epoch=self.epoch, start_lsn=Lsn(self.lsn), created_at=self.clock)
             )
         self.describe()
-        self.copy(copied, at=at)
+        self.copy(copied, at=at, version=version)
         for other in {r.relation_id: r for r in self.relations}.values():
             if other.relation_id != self.relation.relation_id:
                 self.zone.snapshots.land_snapshot(self.epoch, Lsn(self.lsn), other, 1, [])
