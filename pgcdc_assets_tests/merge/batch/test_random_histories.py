@@ -242,3 +242,26 @@ def test_two_current_versions_of_a_key_are_left_to_spark(
     landing.land([update("2", "d")])
     assert merge(spark, landing, _TARGET).row_count == 4
     assert merges_by_spark(path) > 0
+
+
+@pytest.mark.parametrize("is_by_spark", [False, True], ids=["together", "by spark"])
+def test_another_text_of_the_same_value_in_the_replica_identity_begins_no_version(
+    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch, is_by_spark: bool
+) -> None:
+    """An update from 1.0 to 1.00 has an old tuple, like an update of the key."""
+    (merge_by_spark if is_by_spark else merge_together)(monkeypatch)
+    columns = [column("id"), column("n", "numeric"), column("v", "text")]
+    landing = Landing(zone, [relation(*columns, key=("id", "n"))])
+    landing.begin([["1", "1.0", "a"], ["2", "1.0", "a"]])
+    landing.land([])
+    target = replace(_TARGET, key=("id",), types={"n": "DECIMAL(10,4)"})
+    merge(spark, landing, target)
+    landing.land(
+        [update("1", "1.00", "a", old=("1", "1.0", None))],
+        [update("2", "1.00", "b", old=("2", "1.0", None))],
+    )
+    report = merge(spark, landing, target)
+    found = spark.read.format("delta").load(report.path).collect()
+    versions = sorted((row["id"], row["v"], row["_is_current"]) for row in found)
+    assert versions == [(1, "a", True), (2, "a", False), (2, "b", True)]
+    assert bool(merges_by_spark(report.path)) == is_by_spark
