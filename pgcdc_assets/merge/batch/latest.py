@@ -152,10 +152,8 @@ def event_texts(changes: pa.Table, fold: Fold, most_bytes: int) -> RowTexts:
     """
     events, codes = _keyed_events(changes, fold)
     every, twins = np.arange(len(codes)), _find_twins(events, fold)
-    if twins is None:
-        return _texts_of(events, codes, every, every, fold, most_bytes)
-    texts = _texts_of(events, twins.identities, every, every, fold, most_bytes)
-    return replace(texts, twins=twins)
+    rows = codes if twins is None else twins.identities
+    return replace(_texts_of(events, rows, every, every, fold, most_bytes), twins=twins)
 
 
 def _keyed_events(changes: pa.Table, fold: Fold) -> tuple[pa.Table, Numbers]:

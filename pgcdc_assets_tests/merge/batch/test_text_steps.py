@@ -148,6 +148,7 @@ def test_a_key_of_one_column_and_a_column_that_earlier_rows_lack(zone: RawZone, 
         delete("c", None),
         insert("d", "1"),
         insert("c", "2", None, **later),
+        update("e", "3", "w", old=("c", None, None), **later),
     ]
     for number, change in enumerate(changes):
         new = change.new
