@@ -11,7 +11,14 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge import MergeReport, merge_tables
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets_tests.support.merge.history import Landing, Versions, update
+from pgcdc_assets_tests.support.merge.history import (
+    Landing,
+    Versions,
+    column,
+    insert,
+    relation,
+    update,
+)
 from pgcdc_assets_tests.support.merge.one_table import log_of
 from pgcdc_assets_tests.support.merge.random_history import (
     RandomHistory,
@@ -131,6 +138,19 @@ def test_an_update_of_an_untracked_column_opens_no_version_and_is_kept(
     assert isinstance(report, MergeReport), report.error
     rows = spark.read.format("delta").load(report.path).where("id = 1").collect()
     assert [(r.doc, r.note, r._is_current) for r in rows] == [("a", "w", True)]
+
+
+def test_a_row_whose_tracked_column_is_null_has_a_version(
+    spark: SparkSession, zone: RawZone
+) -> None:
+    """Nothing is before the row, so it is not the same as before."""
+    landing = Landing(zone, [relation(column("id", "text"), column("v", "text"))])
+    landing.begin([["1", None]])
+    landing.land([insert("2", None)])
+    target = CdcTable("shop", "items", scd=(2,), tracked=("v",))
+    (report,) = merge_tables(spark, zone, [target], landing.windows[-1])
+    rows = spark.read.format("delta").load(report.path).collect()
+    assert sorted((row["id"], row["v"]) for row in rows) == [("1", None), ("2", None)]
 
 
 @pytest.mark.sampled
