@@ -129,17 +129,17 @@ class Fold:
                 names.append(f"{rescued}_{number}")
         return tuple(names)
 
-    def key_values(self, typed: str, rescued: str, text: Callable[[int], str]) -> list[str]:
-        """Write the select expressions of a key, given the SQL of a field's text."""
+    def key_values(self, text: Callable[[int], str]) -> list[str]:
+        """Write the select expressions of `key_columns`, given the SQL of a field's text."""
         expressions = []
         for number, index in enumerate(self.schema.key):
             kind, given = self.schema.fields[index].type, text(index)
-            if typed == "key" and index in self.schema.nullable_key:
+            if index in self.schema.nullable_key:
                 given = f"coalesce({given}, {null_key_sql(number)})"
             value = kind.expression(given)
-            expressions.append(f"{value} AS {typed}_{number}")
+            expressions.append(f"{value} AS key_{number}")
             if kind.may_rescue:
-                expressions.append(f"IF({value} IS NULL, {given}, NULL) AS {rescued}_{number}")
+                expressions.append(f"IF({value} IS NULL, {given}, NULL) AS key_rescued_{number}")
         return expressions
 
     def same_key(self, typed: str, rescued: str) -> str:
@@ -265,7 +265,7 @@ def build_events(changes: DataFrame, fold: Fold) -> DataFrame:
         return [f"{text(index)} AS identity_{number}" for number, index in further]
 
     own = [
-        *fold.key_values("key", "key_rescued", key_text),
+        *fold.key_values(key_text),
         *identity(key_text),
         *_COMMON,
         *fold.origin_columns,
@@ -273,7 +273,7 @@ def build_events(changes: DataFrame, fold: Fold) -> DataFrame:
         f"IF(op = 'D', NULL, {fold.tuple_in_newest_layout()}) AS tuple",
     ]
     left = [
-        *fold.key_values("key", "key_rescued", fold.old_text),
+        *fold.key_values(fold.old_text),
         *identity(fold.old_text),
         *_COMMON,
         *fold.origin_columns,
@@ -300,14 +300,14 @@ def build_events(changes: DataFrame, fold: Fold) -> DataFrame:
 def build_bag(changes: DataFrame, fold: Fold) -> DataFrame:
     """Turn changes with whole old rows into contents (rows added) and departures (removed)."""
     put_in = changes.where("op IN ('I', 'U')").selectExpr(
-        *fold.key_values("key", "key_rescued", fold.new_text),
+        *fold.key_values(fold.new_text),
         *_COMMON,
         *fold.origin_columns,
         "true AS is_content",
         f"{fold.tuple_in_newest_layout()} AS tuple",
     )
     taken_out = changes.where("op IN ('U', 'D')").selectExpr(
-        *fold.key_values("key", "key_rescued", fold.old_text),
+        *fold.key_values(fold.old_text),
         *_COMMON,
         *fold.origin_columns,
         "false AS is_content",

@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from pgcdc_assets.merge.fold.events import Fold
 
 
-def widen_range(least: int, most: int, ddl: str) -> tuple[int, int]:
+def widen_range(least: int, most: int) -> tuple[int, int]:
     """Widen a range such that consecutive merges often have the same range.
 
     The literals are constants in generated Java source, and Spark compiles changed source again.
     New rows usually have the highest keys, so the upper end is widened more, by up to half of the
-    range's length, and the lower end by up to an eighth.
+    range's length, and the lower end by up to an eighth. Both are multiples of powers of two, so
+    they exceed no type that contains the range.
     """
-    limit = 1 << (WHOLE_NUMBER_BITS[ddl] - 1)
     size = 1 << (most - least).bit_length()
     down, up = max(1, size // 16), max(1, size // 4)
-    return max(-limit, least // down * down), min(limit, -(-(most + 1) // up) * up) - 1
+    return least // down * down, -(-(most + 1) // up) * up - 1
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,5 @@ def find_key_range(rows: DataFrame, fold: Fold) -> KeyRange | None:
         least, most = row[f"least_{number}"], row[f"most_{number}"]
         if least is None:
             return None
-        ddl = field.type.ddl
-        ranges.append(ColumnRange(field.name, ddl, *widen_range(least, most, ddl)))
+        ranges.append(ColumnRange(field.name, field.type.ddl, *widen_range(least, most)))
     return KeyRange(tuple(ranges))

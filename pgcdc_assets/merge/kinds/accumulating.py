@@ -176,7 +176,7 @@ def snapshot_events(
         "'S' AS op",
     ]
     keep = [
-        *fold.key_values("key", "key_rescued", lambda i: f"new[{i}]"),
+        *fold.key_values(lambda i: f"new[{i}]"),
         *position,
         "true AS is_content",
     ]
