@@ -160,3 +160,20 @@ def test_tables_without_a_snapshot_in_the_new_epoch_are_not_merged(pipeline: Pip
     failure = pipeline.merge()["t"]
     assert isinstance(getattr(failure, "error", None), DefiniteError), failure
     assert [row[0] for row in pipeline.rows()] == [1]
+
+
+def test_a_captured_window_of_an_older_epoch_is_final(pipeline: Pipeline) -> None:
+    """A person runs its partition again in Dagster. The new slot stays as it is."""
+    pipeline.start(_TABLE)
+    pipeline.database.execute("insert into t values (1, 'a')")
+    window = pipeline.capture()
+    _drop_slot(pipeline)
+    _renew(pipeline)
+    pipeline.database.execute("insert into t values (2, 'b')")
+    slot = f"from pg_replication_slots where slot_name = '{pipeline.slot}'"
+    confirmed = pipeline.database.value(f"select confirmed_flush_lsn {slot}")
+    settings = pipeline.database.settings()
+    report = capture_window(settings, pipeline.zone, pipeline.slot, PUBLICATION, window)
+    assert (report.already_captured, report.counts["public.t"]) == (True, {"I": 1})
+    assert pipeline.database.value(f"select confirmed_flush_lsn {slot}") == confirmed
+    assert pipeline.capture().epoch == 2
