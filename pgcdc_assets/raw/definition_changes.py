@@ -132,6 +132,8 @@ def _find_gap(before: TableDefinition, after: TableDefinition) -> str | None:
             "The table's row filter or column list was changed, or the table left the publication "
             "and returned."
         )
+    if _has_row_filter(after) and _other_unsent_expressions(before, after):
+        return "A generated column has another expression, and the row filter may select by it."
     has_only_schemas = now.schemas and not now.tables and not now.publication["puballtables"]
     is_moved = before.type_version != after.type_version and before.owner == after.owner
     if has_only_schemas and is_moved and before.relation.name == after.relation.name:
@@ -149,6 +151,21 @@ def _is_sent_itself(definition: TableDefinition) -> bool:
         or any(int(row["prrelid"]) == own for row in membership.tables)
         or any(int(row["pnnspid"]) in schemas for row in membership.schemas)
     )
+
+
+def _has_row_filter(definition: TableDefinition) -> bool:
+    return any(row.get("prqual") for row in definition.membership.tables)
+
+
+def _other_unsent_expressions(before: TableDefinition, after: TableDefinition) -> bool:
+    """Return whether a column that is not sent has another default or generation expression.
+
+    ALTER TABLE ... SET EXPRESSION changes the values of the column in all rows, and the stream has
+    no change of a row. A virtual column has no values that a rewrite would change.
+    """
+    unsent = after.attnums - {column.attnum for column in after.relation.columns}
+    then, now = before.default_versions, after.default_versions
+    return any(n in then and n in now and then[n] != now[n] for n in unsent)
 
 
 def _entries(membership: Membership) -> set[tuple[str, str, str]]:
@@ -198,9 +215,11 @@ def _find_other_expressions(
     """Find partitions in which ALTER TABLE ... SET EXPRESSION has changed generated values.
 
     A partition may have an expression of its own, so no column of the partitioned table is written.
+    A row filter may select by a generated column that is not sent.
     """
     own = [column.attnum or 0 for column in after.relation.columns if column.generated]
-    if not own or any(_is_written(before, after, attnum) for attnum in own):
+    is_used = own or _has_row_filter(after)
+    if not is_used or any(_is_written(before, after, attnum) for attnum in own):
         return
     names = [
         now.name
