@@ -161,7 +161,7 @@ def _other_unsent_expressions(before: TableDefinition, after: TableDefinition) -
     """Return whether a column that is not sent has another default or generation expression.
 
     ALTER TABLE ... SET EXPRESSION changes the values of the column in all rows, and the stream has
-    no change of a row. A virtual column has no values that a rewrite would change.
+    no change of a row.
     """
     unsent = after.attnums - {column.attnum for column in after.relation.columns}
     then, now = before.default_versions, after.default_versions

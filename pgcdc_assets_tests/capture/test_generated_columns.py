@@ -98,17 +98,16 @@ def test_another_expression_of_a_partition_needs_a_snapshot(capturing: Capturing
     assert shown(poll(capturing)) == ["t type_widened g", "t values_uncertain g"]
 
 
-@pytest.mark.parametrize("kind", ["stored", "virtual"])
-def test_another_expression_below_a_row_filter_needs_a_snapshot(
-    capturing: Capturing, kind: str
-) -> None:
-    """D13, F3: rows pass the filter, or no longer pass, without a row change."""
-    first = {"stored": 170000, "virtual": 180000}[kind]
-    if int(capturing.database.value("show server_version_num")) < first:
-        pytest.skip("ALTER TABLE ... SET EXPRESSION is of Postgres 17, virtual columns of 18")
+def test_another_expression_below_a_row_filter_needs_a_snapshot(capturing: Capturing) -> None:
+    """D13, F3: rows pass the filter, or no longer pass, without a row change.
+
+    Postgres refuses SET EXPRESSION of a virtual column of a published table.
+    """
+    if int(capturing.database.value("show server_version_num")) < 170000:
+        pytest.skip("ALTER TABLE ... SET EXPRESSION is of Postgres 17")
     execute = capturing.database.execute
     execute(
-        f"create table t (id int, v int default 1, g int generated always as (id * 2) {kind});"
+        "create table t (id int, v int default 1, g int generated always as (id * 2) stored);"
         "alter table t replica identity full; insert into t values (1), (2);"
         "create publication pub for table t where (g > 3)"
     )
