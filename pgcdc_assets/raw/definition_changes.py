@@ -121,7 +121,10 @@ def _find_gap(before: TableDefinition, after: TableDefinition) -> str | None:
         return "The partition was detached from its published table and attached again."
     lost = _entries(then) - _entries(now)
     gained = _entries(now) - _entries(then)
-    is_limited = any(row.get("prqual") or row.get("columns") for row in then.tables)
+    # An ancestor without a row filter may publish a partition that gets one.
+    is_limited = any(row.get("prqual") or row.get("columns") for row in then.tables) or any(
+        row.get("prqual") and row not in then.tables for row in now.tables
+    )
     if before.relation.schema != after.relation.schema:
         # A table that is moved from one published schema to another is sent all the time.
         lost -= _schemas(now)
