@@ -65,8 +65,9 @@ def compare_definitions(
         found += _find_rewrite(before, after)
         found += _find_uncertain_values(changes)
         found += _find_other_expressions(before, after)
-        if not _is_alter_table_explained(before, after, found):
-            found += find_unlogged_tables(before, after)
+        if not any(one.needs_snapshot or one.change is SchemaChange.TYPE_WIDENED for one in found):
+            is_explained = _is_written_for_unsent(before, after)
+            found += find_unlogged_tables(before, after, is_explained=is_explained)
         found += find_truncated_partitions(before, after)
     found += _find_other_texts(before, after)
     found += _compare_partitions(before, after, unused)
@@ -237,21 +238,14 @@ def _find_other_expressions(
         yield SchemaChangeFound(SchemaChange.TABLE_REWRITTEN, (), detail, True)
 
 
-def _is_alter_table_explained(
-    before: TableDefinition, after: TableDefinition, found: Iterable[SchemaChangeFound]
-) -> bool:
-    """Return whether a change of a column explains that ALTER TABLE wrote the table again.
+def _is_written_for_unsent(before: TableDefinition, after: TableDefinition) -> bool:
+    """Return whether a generated column that is not sent explains that ALTER TABLE wrote the table.
 
-    The column may be generated and not sent.
-
-    Args:
-        found: the changes that were found.
+    The column is new, or has another expression.
     """
     unsent = after.attnums - {column.attnum for column in after.relation.columns}
-    return (
-        any(one.needs_snapshot or one.change is SchemaChange.TYPE_WIDENED for one in found)
-        or not unsent <= before.attnums
-        or any(after.default_versions.get(n) != before.default_versions.get(n) for n in unsent)
+    return not unsent <= before.attnums or any(
+        after.default_versions.get(n) != before.default_versions.get(n) for n in unsent
     )
 
 
