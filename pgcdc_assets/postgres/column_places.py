@@ -12,11 +12,14 @@ types, and whether the transaction that dropped the column (`xmin` of its row) h
 the announcing transaction. Neither is a proof: a column can get the name of another column, and
 transaction ids are not in the order of commits. If the two do not agree on one result, the result
 is uncertain.
+
+A column list of the publication has attnums, and follows a renamed column. The announced columns
+are those of the list, if an earlier version had the same ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -46,7 +49,9 @@ with recursive publication as (
     select w.oid, w.oid from unnest(%(relations)s::bigint[]::oid[]) w(oid)
     union select l.relation, i.inhparent from pg_inherits i join line l on i.inhrelid = l.oid
 )
-select coalesce((select array_agg(distinct l.relation::bigint)
+select coalesce((select jsonb_object_agg(l.relation::bigint, case when l.relation = l.oid
+                                         then to_jsonb(r) -> 'prattrs' end
+                                         order by l.relation = l.oid)
                    from line l
                    join pg_publication_rel r on r.prrelid = l.oid
                    join publication p on p.oid = r.prpubid
@@ -86,12 +91,15 @@ class Attributes:
 
     Attributes:
         rows: the rows of `pg_attribute` in order.
-        has_column_list: the publication sends some columns only, so places tell nothing.
+        has_column_list: the publication has a column list for the relation or an ancestor, so the
+            places among all columns tell nothing.
+        listed: the attnums of the relation's own column list.
         sends_generated: the publication sends stored generated columns.
     """
 
     rows: Sequence[Attribute] = ()
     has_column_list: bool = False
+    listed: frozenset[int] = frozenset()
     sends_generated: bool = False
 
     def may_exceed(self, attnum: int, xid: int) -> bool:
@@ -127,9 +135,14 @@ def read_attributes(
         cursor.execute(_PUBLICATION, {"publication": publication, "relations": relations})
         row = cursor.fetchone()
     assert row is not None
-    limited, sends_generated = row
+    lists, sends_generated = row
     return {
-        relation_id: Attributes(rows, relation_id in limited, sends_generated)
+        relation_id: Attributes(
+            rows,
+            str(relation_id) in lists,
+            frozenset(lists.get(str(relation_id)) or ()),
+            sends_generated,
+        )
         for relation_id, rows in found.items()
     }
 
@@ -153,7 +166,7 @@ def find_places(
         xid: id of the announcing transaction.
     """
     if attributes.has_column_list:
-        return None
+        return _find_listed(announced, attributes.listed, known, earlier)
     there = {column.attnum: column for column in current.columns if column.attnum is not None}
     if _sent_others(announced, there.values(), attributes, earlier):
         return None
@@ -201,6 +214,29 @@ def find_places(
             agrees = agreeing is not None and agreeing.known == best.known
             is_certain = best.is_only or (agrees and not best.has_rival)
             return Places((agreeing or best).attnums, is_certain)
+    return None
+
+
+def _find_listed(
+    announced: Sequence[Column],
+    listed: Set[int],
+    known: Sequence[Relation],
+    earlier: Sequence[Relation],
+) -> Places | None:
+    """Return the attnums of the columns of a column list; None if the names decide.
+
+    A generated column may be in the list and not be sent. The list was altered if the earlier
+    versions have other columns than those of the list.
+    """
+    facts = [_facts(column) for column in announced]
+    for version in (*reversed(earlier), *reversed(known)):
+        attnums = tuple(column.attnum or 0 for column in version.columns)
+        if [_facts(column) for column in version.columns] == facts and listed >= set(attnums):
+            return Places(attnums, is_certain=True)
+    if earlier:
+        attnums = tuple(column.attnum or 0 for column in earlier[-1].columns)
+        if len(attnums) == len(announced) and listed >= set(attnums):
+            return Places(attnums, is_certain=True)
     return None
 
 

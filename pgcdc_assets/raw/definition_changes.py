@@ -65,8 +65,9 @@ def compare_definitions(
         found += _find_rewrite(before, after)
         found += _find_uncertain_values(changes)
         found += _find_other_expressions(before, after)
-        if not _is_alter_table_explained(before, after, found):
-            found += find_unlogged_tables(before, after)
+        if not any(one.needs_snapshot or one.change is SchemaChange.TYPE_WIDENED for one in found):
+            is_explained = _is_written_for_unsent(before, after)
+            found += find_unlogged_tables(before, after, is_explained=is_explained)
         found += find_truncated_partitions(before, after)
     found += _find_other_texts(before, after)
     found += _compare_partitions(before, after, unused)
@@ -121,7 +122,10 @@ def _find_gap(before: TableDefinition, after: TableDefinition) -> str | None:
         return "The partition was detached from its published table and attached again."
     lost = _entries(then) - _entries(now)
     gained = _entries(now) - _entries(then)
-    is_limited = any(row.get("prqual") or row.get("columns") for row in then.tables)
+    # An ancestor without a row filter may publish a partition that gets one.
+    is_limited = any(row.get("prqual") or row.get("columns") for row in then.tables) or any(
+        row.get("prqual") and row not in then.tables for row in now.tables
+    )
     if before.relation.schema != after.relation.schema:
         # A table that is moved from one published schema to another is sent all the time.
         lost -= _schemas(now)
@@ -132,6 +136,8 @@ def _find_gap(before: TableDefinition, after: TableDefinition) -> str | None:
             "The table's row filter or column list was changed, or the table left the publication "
             "and returned."
         )
+    if _has_row_filter(after) and _other_unsent_expressions(before, after):
+        return "A generated column has another expression, and the row filter may select by it."
     has_only_schemas = now.schemas and not now.tables and not now.publication["puballtables"]
     is_moved = before.type_version != after.type_version and before.owner == after.owner
     if has_only_schemas and is_moved and before.relation.name == after.relation.name:
@@ -149,6 +155,21 @@ def _is_sent_itself(definition: TableDefinition) -> bool:
         or any(int(row["prrelid"]) == own for row in membership.tables)
         or any(int(row["pnnspid"]) in schemas for row in membership.schemas)
     )
+
+
+def _has_row_filter(definition: TableDefinition) -> bool:
+    return any(row.get("prqual") for row in definition.membership.tables)
+
+
+def _other_unsent_expressions(before: TableDefinition, after: TableDefinition) -> bool:
+    """Return whether a column that is not sent has another default or generation expression.
+
+    ALTER TABLE ... SET EXPRESSION changes the values of the column in all rows, and the stream has
+    no change of a row.
+    """
+    unsent = after.attnums - {column.attnum for column in after.relation.columns}
+    then, now = before.default_versions, after.default_versions
+    return any(n in then and n in now and then[n] != now[n] for n in unsent)
 
 
 def _entries(membership: Membership) -> set[tuple[str, str, str]]:
@@ -198,9 +219,11 @@ def _find_other_expressions(
     """Find partitions in which ALTER TABLE ... SET EXPRESSION has changed generated values.
 
     A partition may have an expression of its own, so no column of the partitioned table is written.
+    A row filter may select by a generated column that is not sent.
     """
     own = [column.attnum or 0 for column in after.relation.columns if column.generated]
-    if not own or any(_is_written(before, after, attnum) for attnum in own):
+    is_used = own or _has_row_filter(after)
+    if not is_used or any(_is_written(before, after, attnum) for attnum in own):
         return
     names = [
         now.name
@@ -215,21 +238,14 @@ def _find_other_expressions(
         yield SchemaChangeFound(SchemaChange.TABLE_REWRITTEN, (), detail, True)
 
 
-def _is_alter_table_explained(
-    before: TableDefinition, after: TableDefinition, found: Iterable[SchemaChangeFound]
-) -> bool:
-    """Return whether a change of a column explains that ALTER TABLE wrote the table again.
+def _is_written_for_unsent(before: TableDefinition, after: TableDefinition) -> bool:
+    """Return whether a generated column that is not sent explains that ALTER TABLE wrote the table.
 
-    The column may be generated and not sent.
-
-    Args:
-        found: the changes that were found.
+    The column is new, or has another expression.
     """
     unsent = after.attnums - {column.attnum for column in after.relation.columns}
-    return (
-        any(one.needs_snapshot or one.change is SchemaChange.TYPE_WIDENED for one in found)
-        or not unsent <= before.attnums
-        or any(after.default_versions.get(n) != before.default_versions.get(n) for n in unsent)
+    return not unsent <= before.attnums or any(
+        after.default_versions.get(n) != before.default_versions.get(n) for n in unsent
     )
 
 

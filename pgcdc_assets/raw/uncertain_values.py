@@ -1,8 +1,9 @@
-"""Tables that the server rewrote for a wider type, whose values may have been changed by USING.
+"""Tables that the server rewrote, whose values the stream may lack.
 
 `ALTER TYPE bigint` and `ALTER TYPE bigint USING a * 2` write the same rows of the catalog, and no
-row event. Only a comparison with the source distinguishes the two. The events in the lake name the
-tables that wait for a comparison, so a killed process leaves nothing to repair.
+row event. An ALTER TABLE for a column that is not sent hides the traces of other changes. Only a
+comparison with the source tells. The events in the lake name the tables that wait for a comparison,
+so a killed process leaves nothing to repair.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def conclude(event: SchemaEvent, lsn: Lsn, *, is_equal: bool) -> SchemaEvent:
         event,
         lsn=lsn,
         change=SchemaChange.TABLE_REWRITTEN,
-        detail="The values differ from the source after a type was widened.",
+        detail="The values differ from the source after ALTER TABLE wrote the table again.",
         needs_snapshot=True,
         recorded_at=None,
     )
@@ -71,7 +72,7 @@ def not_comparable(event: SchemaEvent) -> SchemaEvent:
     return replace(
         event,
         change=SchemaChange.TABLE_REWRITTEN,
-        detail="A type was widened, and the table is not kept in a form that can be compared.",
+        detail="ALTER TABLE wrote the table again, which cannot be compared with the source.",
         needs_snapshot=True,
         recorded_at=None,
     )

@@ -16,9 +16,14 @@ from pgcdc_assets.raw.schema_events import SchemaChange
 # Number of partitions that a sentence names.
 _NAMED = 3
 
+_UNCERTAIN = (
+    "ALTER TABLE wrote the table again for a column that is not sent, and hides whether rows were "
+    "changed without a message of the stream."
+)
+
 
 def find_unlogged_tables(
-    before: TableDefinition, after: TableDefinition
+    before: TableDefinition, after: TableDefinition, *, is_explained: bool
 ) -> Iterator[SchemaChangeFound]:
     """Find a table or partitions that may have been unlogged between two looks.
 
@@ -26,19 +31,29 @@ def find_unlogged_tables(
     The changes of an unlogged table are not in the WAL. A table that is in a publication by its
     name cannot be unlogged.
 
+    An ALTER TABLE of a column that is not sent leaves no trace of the other changes, nor of a
+    TRUNCATE of a partition: only a comparison with the source finds these.
+
     Args:
         before: the definition at the earlier look.
-        after: the definition at the later look, which no other ALTER TABLE explains.
+        after: the definition at the later look.
+        is_explained: a column that is not sent explains that the table was written again.
     """
     own = after.relation.relation_id
     is_named = any(int(row["prrelid"]) == own for row in after.membership.tables)
-    if not is_named and _has_other_toast(before, after):
-        yield _rewritten("ALTER TABLE wrote the table again, as SET UNLOGGED and SET LOGGED do.")
-    names = [
-        now.name
+    is_written = not is_named and _has_other_toast(before, after)
+    written = [
+        (now, then)
         for now, then in _common_partitions(before, after)
-        if now.generated == then.generated and _has_other_toast(then, now)
+        if _has_other_toast(then, now)
     ]
+    names = [now.name for now, then in written if now.generated == then.generated]
+    if is_explained or (written and not names):
+        if is_written or written:
+            yield SchemaChangeFound(SchemaChange.VALUES_UNCERTAIN, (), _UNCERTAIN, False)
+        return
+    if is_written:
+        yield _rewritten("ALTER TABLE wrote the table again, as SET UNLOGGED and SET LOGGED do.")
     if names:
         yield _rewritten(
             "ALTER TABLE wrote partitions again, as SET UNLOGGED and SET LOGGED do: "

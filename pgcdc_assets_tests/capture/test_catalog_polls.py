@@ -181,6 +181,19 @@ def test_a_leaf_has_its_own_column_list_beside_its_published_root(capturing: Cap
     assert shown(capturing.zone.schema_events.read()) == ["old column_added c!"]
 
 
+@pytest.mark.every_pg(since=15)
+def test_a_leaf_that_gets_a_row_filter_beside_its_published_root_needs_a_snapshot(
+    capturing: Capturing,
+) -> None:
+    """D13, E6: rows that do not pass the filter are not sent any more."""
+    _begin(capturing, "for table root, t", _ROOT)
+    execute = capturing.database.execute
+    execute("alter publication pub add table leaf where (id > 15)")
+    assert shown(poll(capturing)) == ["leaf publication_changed!"]
+    execute("alter publication pub drop table leaf")
+    assert shown(poll(capturing)) == ["leaf publication_changed!"]
+
+
 # Statements and the expected events of tables `t` (row filter), `u` (column list) and `v`.
 _PUBLICATION = {
     "left and returned": (

@@ -98,6 +98,48 @@ def test_another_expression_of_a_partition_needs_a_snapshot(capturing: Capturing
     assert shown(poll(capturing)) == ["t type_widened g", "t values_uncertain g"]
 
 
+def test_another_expression_below_a_row_filter_needs_a_snapshot(capturing: Capturing) -> None:
+    """D13, F3: rows pass the filter, or no longer pass, without a row change.
+
+    Postgres refuses SET EXPRESSION of a virtual column of a published table.
+    """
+    if int(capturing.database.value("show server_version_num")) < 170000:
+        pytest.skip("ALTER TABLE ... SET EXPRESSION is of Postgres 17")
+    execute = capturing.database.execute
+    execute(
+        "create table t (id int, v int default 1, g int generated always as (id * 2) stored);"
+        "alter table t replica identity full; insert into t values (1), (2);"
+        "create publication pub for table t where (g > 3)"
+    )
+    snapshot_tables(capturing.settings, capturing.zone, capturing.slot, "pub")
+    for statement in ("alter table t alter v set default 2", "vacuum full t", "truncate t"):
+        execute(statement)
+        assert shown(poll(capturing)) == []
+    execute("alter table t alter g set expression as (id * 4)")
+    assert shown(poll(capturing)) == ["t publication_changed!"]
+    assert poll(capturing) == []
+
+
+def test_another_expression_of_a_partition_below_a_row_filter_needs_a_snapshot(
+    capturing: Capturing,
+) -> None:
+    """D13, F3: the publication filters by the column, and does not send it."""
+    if int(capturing.database.value("show server_version_num")) < 170000:
+        pytest.skip("ALTER TABLE ... SET EXPRESSION is of Postgres 17")
+    execute = capturing.database.execute
+    execute(
+        "create table t (id int, g int generated always as (id * 2) stored)"
+        " partition by range (id); create table p partition of t for values from (0) to (10);"
+        "alter table p replica identity full; insert into t values (1), (2);"
+        "create publication pub for table t where (g > 3) with (publish_via_partition_root)"
+    )
+    snapshot_tables(capturing.settings, capturing.zone, capturing.slot, "pub")
+    execute("vacuum full p")
+    assert shown(poll(capturing)) == []
+    execute("alter table p alter g set expression as (id * 4)")
+    assert shown(poll(capturing)) == ["t table_rewritten!"]
+
+
 @pytest.mark.every_pg
 @pytest.mark.parametrize(
     ("key", "options"),

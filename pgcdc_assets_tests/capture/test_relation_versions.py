@@ -283,6 +283,32 @@ def test_a_column_that_the_publication_does_not_send_is_no_place(capturing: Capt
     assert _attnums_by_row(capturing) == [{"id": 1, "b": 3}]
 
 
+@pytest.mark.every_pg(since=15)
+def test_a_listed_column_whose_name_another_column_got_keeps_its_attnum(
+    capturing: Capturing,
+) -> None:
+    """F4, F6: a column list follows the attnums, and the other column is not in the list."""
+    capturing.begin("create table t (id int primary key, a int)")
+    execute = capturing.database.execute
+    execute("drop publication pub; create publication pub for table t (id, a)")
+    execute("insert into t values (1, 10)")
+    capturing.capture()
+    execute("alter table t add c int")
+    execute("insert into t values (2, 20, 30)")
+    execute("alter table t rename a to b")
+    execute("insert into t values (3, 20, 30)")
+    execute("alter table t rename b to x; alter table t rename c to a")
+    execute("alter table t add b int")
+    capturing.capture()
+    first, second = {"id": 1, "a": 2}, {"id": 1, "b": 2}
+    assert _attnums_by_row(capturing) == [first, first, second]
+    execute("insert into t values (4, 20, 30)")
+    capturing.capture()
+    assert _attnums_by_row(capturing)[-1] == {"id": 1, "x": 2}
+    changes = [event.change for event in capturing.zone.schema_events.read()]
+    assert not any(event.needs_snapshot for event in capturing.zone.schema_events.read()), changes
+
+
 def test_a_backlog_of_a_column_list_that_is_gone_is_matched_by_name(capturing: Capturing) -> None:
     """The list leaves out a column between others of one type."""
     capturing.begin("create table t (id int primary key, a int, b int)")

@@ -53,7 +53,11 @@ _REWRITES = {
         "alter table {t} set unlogged; delete from {t}; alter table {t} set logged",
         "table_rewritten!",
     ),
-    "unsent": ("", "alter table {t} add c int generated always as (id * a) stored", ""),
+    "unsent": (
+        "",
+        "alter table {t} add c int generated always as (id * a) stored",
+        "values_uncertain",
+    ),
     "moved_file": ("", "alter table {t} set (fillfactor = 70); vacuum full {t}", ""),
 }  # fmt: skip
 

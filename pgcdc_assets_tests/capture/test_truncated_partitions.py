@@ -70,6 +70,21 @@ def test_a_partition_that_is_altered_after_truncate_of_the_root_needs_no_snapsho
     assert shown(poll(rooted)) == [] if has_toast else ["root partition_truncated!"]
 
 
+@pytest.mark.parametrize("is_first", [True, False], ids=["before", "after"])
+def test_a_truncate_beside_a_rewrite_for_a_column_that_is_not_sent_needs_a_comparison(
+    rooted: Capturing, is_first: bool
+) -> None:
+    """The column gives all partitions another file, and another TOAST table if they have one."""
+    has_toast = rooted.database.value("select reltoastrelid <> 0 from pg_class where relname='low'")
+    statements = ["truncate low", "alter table root add g int generated always as (id * 2) stored"]
+    for statement in statements if is_first else reversed(statements):
+        rooted.database.execute(statement)
+    if has_toast:
+        assert shown(poll(rooted)) == ["root values_uncertain"]
+    elif not is_first:
+        assert shown(poll(rooted)) == ["root partition_truncated!"]
+
+
 def test_other_files_of_partitions_need_no_snapshot(rooted: Capturing) -> None:
     """The stream has TRUNCATE of the root; the others change no row."""
     execute = rooted.database.execute
