@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Set
 from dataclasses import dataclass
 
 import dagster as dg
@@ -64,24 +64,33 @@ class Attempts:
 
 
 def find_unfinished(
-    instance: dg.DagsterInstance, job_name: str, keys: Collection[dg.AssetKey], step: str
+    instance: dg.DagsterInstance,
+    job_name: str,
+    keys: Collection[dg.AssetKey],
+    step: str,
+    pool: str,
 ) -> DagsterRun | None:
     """Find a queued or running run that materialises the assets; see `unfinished_runs`."""
-    found = next(unfinished_runs(instance, job_name, keys, step), None)
+    found = next(unfinished_runs(instance, job_name, keys, step, pool), None)
     return None if found is None else found.dagster_run
 
 
 def unfinished_runs(
-    instance: dg.DagsterInstance, job_name: str, keys: Collection[dg.AssetKey], step: str
+    instance: dg.DagsterInstance,
+    job_name: str,
+    keys: Collection[dg.AssetKey],
+    step: str,
+    pool: str,
 ) -> Iterator[RunRecord]:
     """Yield the queued and running runs that materialise the assets, the newest first.
 
-    Runs started by "Materialize" in the UI belong to Dagster's implicit job and lack our tags, so
-    the selection of assets is examined too. A run does not count if its step for the assets has
-    ended, although other steps may still run, or if a dead daemon left the run in its queue.
+    Runs started by "Materialize" in the UI belong to Dagster's implicit job, and a user may have
+    jobs too. These runs lack our tags. A run does not count if its step for the assets has ended,
+    although other steps may still run, or if a dead daemon left the run in its queue.
 
     Args:
         step: the key of the step that materialises the assets.
+        pool: the pool of the step.
     """
     wanted = frozenset(keys)
     for record in instance.get_run_records(RunsFilter(statuses=UNFINISHED)):
@@ -89,10 +98,39 @@ def unfinished_runs(
         if is_left_over(instance, record):
             continue
         if run.job_name == job_name or (
-            not wanted.isdisjoint(run.asset_selection or ())
+            materialises(instance, run, wanted, step, pool)
             and not run_has_ended(instance, run, step)
         ):
             yield record
+
+
+def materialises(
+    instance: dg.DagsterInstance,
+    run: DagsterRun,
+    keys: Collection[dg.AssetKey],
+    step: str,
+    pool: str,
+) -> bool:
+    """Return whether a run materialises one of the assets of a step, by any job.
+
+    Dagster stores the selection of assets of a part of a job only. With a run of a whole job, such
+    as a job of the user, it stores the steps.
+
+    Args:
+        pool: the pool of the step.
+    """
+    if run.asset_selection or run.asset_check_selection:
+        return not frozenset(keys).isdisjoint(run.asset_selection or ())
+    if pool not in pools_of(run) or run.execution_plan_snapshot_id is None:
+        return False
+    plan = instance.get_execution_plan_snapshot(run.execution_plan_snapshot_id)
+    return step in plan.step_keys_to_execute
+
+
+def pools_of(run: DagsterRun) -> Set[str]:
+    """Return the pools of a run's steps."""
+    wanted = run.run_op_concurrency
+    return frozenset() if wanted is None else wanted.all_pools or frozenset()
 
 
 def run_has_ended(instance: dg.DagsterInstance, run: DagsterRun, step: str) -> bool:

@@ -103,7 +103,13 @@ def build_lag_sensor(capture: CdcCapture, targets: LagSensorAssets) -> dg.Sensor
         # Look for a running capture first, because a capture opens windows itself: if none runs,
         # the later readings cannot be stale.
         running = list(
-            unfinished_runs(context.instance, names.capture_job, {targets.raw}, names.land_step)
+            unfinished_runs(
+                context.instance,
+                names.capture_job,
+                {targets.raw},
+                names.land_step,
+                names.slot_pool,
+            )
         )
         try:
             with postgres.query_connection("sensor") as conn:
@@ -250,7 +256,8 @@ class _Tick:
             return
         instance = self.context.instance
         names = self.names
-        if find_unfinished(instance, names.snapshot_job, {self.targets.snapshot}, names.copy_step):
+        work = names.snapshot_job, {self.targets.snapshot}, names.copy_step, names.snapshot_pool
+        if find_unfinished(instance, *work):
             self._block("snapshots of tables are running")
             return
         for request in wanted:

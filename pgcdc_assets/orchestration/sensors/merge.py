@@ -86,7 +86,11 @@ def build_merge_sensor(
         # windows again that a merge has finished in between.
         running = list(
             unfinished_runs(
-                context.instance, names.merge_job, frozenset(keys.values()), names.merge_step
+                context.instance,
+                names.merge_job,
+                frozenset(keys.values()),
+                names.merge_step,
+                names.merge_pool,
             )
         )
         is_merging = bool(running)

@@ -64,8 +64,8 @@ def build_messages_sensor(
         lake: LakeResource = getattr(context.resources, names.lake)
         keys = frozenset({messages})
         close_dead_runs(context.instance, capture.name, keys)
-        job_name, step = names.messages_job, names.messages_step
-        if find_unfinished(context.instance, job_name, keys, step) is not None:
+        work = names.messages_job, keys, names.messages_step, names.messages_pool
+        if find_unfinished(context.instance, *work) is not None:
             return dg.SkipReason("an append is running")
         return waiting.find_request(context.instance, lake.zone(capture.name))
 

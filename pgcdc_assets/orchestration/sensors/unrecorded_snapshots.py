@@ -47,8 +47,9 @@ class UnrecordedSnapshots:
         seen = zone.uri, epoch.epoch, None if table is None else table.version()
         if self._shown == seen:
             return []
-        names, keys = Names.of(self._capture), {self._snapshot}
-        if find_unfinished(instance, names.snapshot_job, keys, names.copy_step) is not None:
+        names = Names.of(self._capture)
+        work = names.snapshot_job, {self._snapshot}, names.copy_step, names.snapshot_pool
+        if find_unfinished(instance, *work) is not None:
             return []
         newest = self._newest(zone, epoch)
         shown = self._shown_positions(instance)
