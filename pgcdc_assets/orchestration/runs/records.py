@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import dagster as dg
 from dagster import DagsterRun, DagsterRunStatus, RunRecord, RunsFilter
 from dagster._core.execution.stats import StepEventStatus
+from dagster._core.storage.tags import MAX_RETRIES_TAG
 
 from pgcdc_assets.orchestration.runs.claims import PROCESS_TAG, last_heartbeat
 
@@ -61,6 +62,15 @@ class Attempts:
     count: int
     newest: str | None
     seconds_since_end: float | None
+
+
+def requested_tags(capture: str, purpose: str) -> dict[str, str]:
+    """Return the tags of a run that a sensor requests.
+
+    After a failure the sensor requests the work that is left, with a growing pause. A retry by the
+    instance (`run_retries`) would repeat the whole run at once.
+    """
+    return {CAPTURE_TAG: capture, PURPOSE_TAG: purpose, MAX_RETRIES_TAG: "0"}
 
 
 def find_unfinished(

@@ -28,6 +28,7 @@ from pgcdc_assets.orchestration.runs.records import (
     THROUGH_TAG,
     attempts_for,
     find_unfinished,
+    requested_tags,
     seconds_since,
     unfinished_runs,
 )
@@ -275,8 +276,7 @@ class _Tick:
                     job_name=self.names.snapshot_job,
                     tags={
                         **build_range_tags(request.first, request.last),
-                        CAPTURE_TAG: self.capture.name,
-                        PURPOSE_TAG: "snapshot",
+                        **requested_tags(self.capture.name, "snapshot"),
                         **request.tags,
                         **request.reason_tags,
                     },
@@ -348,8 +348,7 @@ class _Tick:
     def _request(self, key: str, occasion: str) -> None:
         """Request a capture of a window; Dagster ignores a second request for an occasion."""
         tags = {
-            CAPTURE_TAG: self.capture.name,
-            PURPOSE_TAG: "capture",
+            **requested_tags(self.capture.name, "capture"),
             THROUGH_TAG: key,
             **may_continue(self.capture.windows, self.progress),
         }

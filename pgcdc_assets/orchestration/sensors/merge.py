@@ -36,6 +36,7 @@ from pgcdc_assets.orchestration.runs.records import (
     THROUGH_TAG,
     attempts_for,
     recent_runs,
+    requested_tags,
     seconds_since_end,
     unfinished_runs,
 )
@@ -229,8 +230,7 @@ class _Tick:
             asset_check_keys=[],
             tags={
                 **build_shown_range_tags(keys, shown),
-                CAPTURE_TAG: self.capture.name,
-                PURPOSE_TAG: MERGE_PURPOSE,
+                **requested_tags(self.capture.name, MERGE_PURPOSE),
                 THROUGH_TAG: last.key,
                 SNAPSHOTS_TAG: self.copying.digest(self.zone, self.copied),
                 **may_continue(self.capture.windows, self.progress, pause),

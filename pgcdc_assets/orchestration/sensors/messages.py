@@ -27,6 +27,7 @@ from pgcdc_assets.orchestration.runs.records import (
     THROUGH_TAG,
     attempts_for,
     find_unfinished,
+    requested_tags,
 )
 from pgcdc_assets.orchestration.runs.sync_progress import sync_progress
 from pgcdc_assets.orchestration.state import captured_through
@@ -157,8 +158,7 @@ class WaitingMessages:
             job_name=Names.of(capture).messages_job,
             tags={
                 **build_shown_range_tags(keys, shown),
-                CAPTURE_TAG: capture.name,
-                PURPOSE_TAG: MESSAGES_PURPOSE,
+                **requested_tags(capture.name, MESSAGES_PURPOSE),
                 THROUGH_TAG: last.key,
                 **may_continue(capture.windows, progress),
             },
