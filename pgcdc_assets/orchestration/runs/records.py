@@ -107,34 +107,32 @@ def unfinished_runs(
         run = record.dagster_run
         if is_left_over(instance, record):
             continue
-        if run.job_name == job_name or (
-            materialises(instance, run, wanted, step, pool)
-            and not run_has_ended(instance, run, step)
-        ):
+        if run.job_name == job_name or is_materialising(instance, run, wanted, step, pool):
             yield record
 
 
-def materialises(
+def is_materialising(
     instance: dg.DagsterInstance,
     run: DagsterRun,
     keys: Collection[dg.AssetKey],
     step: str,
     pool: str,
 ) -> bool:
-    """Return whether a run materialises one of the assets of a step, by any job.
+    """Return whether an unfinished run of any job materialises one of the assets of a step.
 
-    Dagster stores the selection of assets of a part of a job only. With a run of a whole job, such
-    as a job of the user, it stores the steps.
+    Dagster stores the selection of assets of a part of a job only. A run of a whole job, such as a
+    job of the user, counts from the start of the step: other steps before it may take long.
 
     Args:
         pool: the pool of the step.
     """
     if run.asset_selection or run.asset_check_selection:
-        return not frozenset(keys).isdisjoint(run.asset_selection or ())
-    if pool not in pools_of(run) or run.execution_plan_snapshot_id is None:
+        is_selected = not frozenset(keys).isdisjoint(run.asset_selection or ())
+        return is_selected and not run_has_ended(instance, run, step)
+    if pool not in pools_of(run) or run.status == DagsterRunStatus.QUEUED:
         return False
-    plan = instance.get_execution_plan_snapshot(run.execution_plan_snapshot_id)
-    return step in plan.step_keys_to_execute
+    stats = instance.event_log_storage.get_step_stats_for_run(run.run_id, [step])
+    return bool(stats) and all(each.status not in _ENDED for each in stats)
 
 
 def pools_of(run: DagsterRun) -> Set[str]:

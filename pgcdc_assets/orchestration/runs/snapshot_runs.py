@@ -16,7 +16,7 @@ from dagster import DagsterRunStatus, RunsFilter
 
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.partitions import covered_keys
-from pgcdc_assets.orchestration.runs.records import materialises, run_has_ended
+from pgcdc_assets.orchestration.runs.records import is_materialising
 from pgcdc_assets.orchestration.state import newest_snapshots, watermarks
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture
@@ -48,9 +48,8 @@ class RunningSnapshots:
         order = [table.partition_key for table in self.capture.tables]
         copied: set[str] = set()
         for run in instance.get_runs(RunsFilter(statuses=_STARTED)):
-            if run.job_name == names.snapshot_job or (
-                materialises(instance, run, keys, names.copy_step, names.snapshot_pool)
-                and not run_has_ended(instance, run, names.copy_step)
+            if run.job_name == names.snapshot_job or is_materialising(
+                instance, run, keys, names.copy_step, names.snapshot_pool
             ):
                 copied.update(covered_keys(run.tags, order))
         return frozenset(

@@ -25,18 +25,27 @@ def start(orchestrated: Orchestrated, tags: dict[str, str], *keys: dg.AssetKey) 
     """Start a run of a user's job over some assets."""
 
     @dg.asset(deps=keys)
-    def report() -> None: ...
+    def summary() -> None: ...
 
-    job = dg.define_asset_job("nightly", selection=dg.AssetSelection.assets(*keys, report))
-    own = dg.Definitions(assets=[report], jobs=[job])
+    job = dg.define_asset_job("nightly", selection=dg.AssetSelection.assets(*keys, summary))
+    own = dg.Definitions(assets=[summary], jobs=[job])
     definitions = dg.Definitions.merge(orchestrated.location.definitions, own)
     run = orchestrated.instance.create_run_for_job(
         definitions.resolve_job_def("nightly"), tags=tags
     )
     assert run.asset_selection is None
-    event = dg.DagsterEvent(dg.DagsterEventType.RUN_START.value, job_name=run.job_name)
-    orchestrated.instance.report_dagster_event(event, run.run_id)
+    report(orchestrated, run, dg.DagsterEventType.RUN_START)
     return run
+
+
+def report(
+    orchestrated: Orchestrated,
+    run: dg.DagsterRun,
+    kind: dg.DagsterEventType,
+    step: str | None = None,
+) -> None:
+    event = dg.DagsterEvent(kind.value, job_name=run.job_name, step_key=step)
+    orchestrated.instance.report_dagster_event(event, run.run_id)
 
 
 @pytest.mark.parametrize(
@@ -72,8 +81,11 @@ def test_no_window_is_opened_while_a_users_job_captures(orchestrated: Orchestrat
     orchestrated.copy()
     orchestrated.commit("insert into b values (1, 1)")
     run = start(orchestrated, WINDOW, RAW)
+    assert orchestrated.tick("lag").run_requests, "other steps of the job may run for hours"
+    step = Names.of(orchestrated.capture).land_step
+    report(orchestrated, run, dg.DagsterEventType.STEP_START, step)
     assert orchestrated.tick("lag").skip_message == "a capture is running"
-    orchestrated.instance.report_run_canceled(run)
+    report(orchestrated, run, dg.DagsterEventType.STEP_SKIPPED, step)
     assert orchestrated.tick("lag").run_requests
 
 
@@ -86,6 +98,8 @@ def test_a_table_is_not_merged_while_a_users_job_takes_its_snapshot(
     orchestrated.copy()
     assert merged(merge_both(orchestrated)) == {A, B}
     run = start(orchestrated, {"dagster/partition": "public.a"}, SNAPSHOT)
+    step = Names.of(orchestrated.capture).copy_step
+    report(orchestrated, run, dg.DagsterEventType.STEP_START, step)
     assert merged(merge_both(orchestrated)) == {B}
     orchestrated.instance.report_run_canceled(run)
     assert A in merged(merge_both(orchestrated))
