@@ -148,6 +148,19 @@ class Names:
         """Pool: one run that writes SCD tables."""
         return f"pgcdc/{self.name}/tables"
 
+    @property
+    def pools(self) -> frozenset[str]:
+        """The pools of all steps."""
+        return frozenset(
+            {
+                self.slot_pool,
+                self.snapshot_pool,
+                self.merge_pool,
+                self.messages_pool,
+                self.maintenance_pool,
+            }
+        )
+
 
 @dataclass(frozen=True)
 class StepKeys:

@@ -84,9 +84,12 @@ def declare_listed_tables(
 def _read_names(
     capture: CdcCapture, postgres: PostgresResource, lake: LakeResource
 ) -> list[TableName]:
-    with open_resources({"postgres": postgres, "lake": lake}) as resources:
+    refreshes = _refreshes_at_load.get()
+    # A process that only loads definitions may not have the secret of the source.
+    used = {"lake": lake, "postgres": postgres} if refreshes else {"lake": lake}
+    with open_resources(used) as resources:
         zone = resources.lake.zone(capture.name)
-        if _refreshes_at_load.get():
+        if refreshes:
             try:
                 with resources.postgres.query_connection("sync") as conn:
                     return refresh_table_list(conn, zone, capture).declared

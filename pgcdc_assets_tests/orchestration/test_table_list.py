@@ -92,6 +92,21 @@ def test_definitions_have_the_tables_of_the_list(lake: Lake) -> None:
     assert own.own_settings == CAPTURE.tables
 
 
+def test_definitions_load_without_the_connection_string(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A web server, or a validation in CI, does not have the source's secret."""
+    monkeypatch.delenv("PGCDC_TEST_NO_DSN", raising=False)
+    store(lake, A)
+    definitions = build_cdc_definitions(
+        CAPTURE,
+        postgres=PostgresResource(capture=NAME, conninfo=dg.EnvVar("PGCDC_TEST_NO_DSN")),
+        lake=LakeResource(uri=lake.uri),
+    )
+    keys = {tuple(key.path) for key in definitions.resolve_all_asset_keys()}
+    assert ("t", "scd2", "public", "a") in keys
+
+
 def test_all_processes_of_a_run_have_the_same_tables(lake: Lake) -> None:
     store(lake, A)
     with loading(DefinitionsLoadType.INITIALIZATION) as context:

@@ -16,7 +16,7 @@ def build_schedule(
     """
 
     def request(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        found = find_unfinished(context.instance, job.name, (), "")
+        found = find_unfinished(context.instance, job.name, (), "", "")
         if found is not None:
             return dg.SkipReason(f"Run {found.run_id} of {job.name} has not ended")
         return dg.RunRequest(tags={CAPTURE_TAG: capture})

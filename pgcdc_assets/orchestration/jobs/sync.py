@@ -182,7 +182,8 @@ class _Sync:
         keys = job.asset_layer.selected_asset_keys
         began = time.monotonic()
         names = self.names
-        while find_unfinished(self.instance, names.snapshot_job, keys, names.copy_step) is not None:
+        work = names.snapshot_job, keys, names.copy_step, names.snapshot_pool
+        while find_unfinished(self.instance, *work) is not None:
             close_dead_runs(self.instance, self.name, keys)
             if time.monotonic() - began > self.limits.wait_seconds:
                 raise TransientError(

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 import dagster as dg
 from dagster import DagsterRun, DagsterRunStatus, RunRecord, RunsFilter
 
+from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.runs.claims import (
     BEAT_SECONDS,
     HEARTBEAT_TAG,
@@ -33,6 +34,7 @@ from pgcdc_assets.orchestration.runs.records import (
     is_canceled_before_start,
     is_claim_inherited,
     is_left_over,
+    pools_of,
 )
 from pgcdc_assets.processes import ProcessIdentity, this_namespace
 
@@ -55,16 +57,21 @@ def close_dead_runs(
 ) -> None:
     """Close a capture's runs whose process has ended, and runs of a dead daemon.
 
-    Runs of all jobs are closed: a killed rebuild or maintenance also holds the merge's pool.
+    Runs of all jobs are closed: a killed rebuild or maintenance also holds the merge's pool, and so
+    does a killed run of a user's job, which lacks our tags.
 
     Args:
         keys: assets of the capture, which identify runs of Dagster's implicit job.
     """
-    ours = frozenset(keys)
+    ours, pools = frozenset(keys), Names(capture).pools
     statuses = [*_CLAIMED, DagsterRunStatus.STARTING, DagsterRunStatus.QUEUED]
     for record in instance.get_run_records(RunsFilter(statuses=statuses)):
         run = record.dagster_run
-        if run.tags.get(CAPTURE_TAG) != capture and ours.isdisjoint(_touched_assets(run)):
+        if (
+            run.tags.get(CAPTURE_TAG) != capture
+            and ours.isdisjoint(_touched_assets(run))
+            and pools.isdisjoint(pools_of(run))
+        ):
             continue
         if run.status in _CLAIMED and not is_canceled_before_start(instance, run):
             _close_if_dead(instance, run)

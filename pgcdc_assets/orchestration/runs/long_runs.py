@@ -24,7 +24,7 @@ from dagster._core.instance.config import PoolGranularity
 
 from pgcdc_assets.orchestration.runs.claims import RunInterrupted
 from pgcdc_assets.orchestration.runs.queue_limits import wait_for_end
-from pgcdc_assets.orchestration.runs.records import status_of
+from pgcdc_assets.orchestration.runs.records import pools_of, status_of
 from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress
 from pgcdc_assets.policies import WindowPolicy
 
@@ -190,12 +190,8 @@ class LongRun:
     def _has_queued_run(self) -> bool:
         """Return whether a queued run may wait for the end of this run."""
         queued = self.instance.get_run_records(RunsFilter(statuses=[DagsterRunStatus.QUEUED]))
-        if not self._hands_over and any(self._uses_pool(each.dagster_run) for each in queued):
+        if not self._hands_over and any(self.pool in pools_of(r.dagster_run) for r in queued):
             return True
         latest = time.time() - QUEUED_SECONDS
         old = [each.dagster_run for each in queued if each.create_timestamp.timestamp() < latest]
         return wait_for_end(self.instance, self.run_id, old)
-
-    def _uses_pool(self, run: DagsterRun) -> bool:
-        wanted = run.run_op_concurrency
-        return wanted is not None and self.pool in (wanted.all_pools or ())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Set
 from dataclasses import dataclass
 
 import dagster as dg
 from dagster import DagsterRun, DagsterRunStatus, RunRecord, RunsFilter
 from dagster._core.execution.stats import StepEventStatus
+from dagster._core.storage.tags import MAX_RETRIES_TAG
 
 from pgcdc_assets.orchestration.runs.claims import PROCESS_TAG, last_heartbeat
 
@@ -63,36 +64,81 @@ class Attempts:
     seconds_since_end: float | None
 
 
+def requested_tags(capture: str, purpose: str) -> dict[str, str]:
+    """Return the tags of a run that a sensor requests.
+
+    After a failure the sensor requests the work that is left, with a growing pause. A retry by the
+    instance (`run_retries`) would repeat the whole run at once.
+    """
+    return {CAPTURE_TAG: capture, PURPOSE_TAG: purpose, MAX_RETRIES_TAG: "0"}
+
+
 def find_unfinished(
-    instance: dg.DagsterInstance, job_name: str, keys: Collection[dg.AssetKey], step: str
+    instance: dg.DagsterInstance,
+    job_name: str,
+    keys: Collection[dg.AssetKey],
+    step: str,
+    pool: str,
 ) -> DagsterRun | None:
     """Find a queued or running run that materialises the assets; see `unfinished_runs`."""
-    found = next(unfinished_runs(instance, job_name, keys, step), None)
+    found = next(unfinished_runs(instance, job_name, keys, step, pool), None)
     return None if found is None else found.dagster_run
 
 
 def unfinished_runs(
-    instance: dg.DagsterInstance, job_name: str, keys: Collection[dg.AssetKey], step: str
+    instance: dg.DagsterInstance,
+    job_name: str,
+    keys: Collection[dg.AssetKey],
+    step: str,
+    pool: str,
 ) -> Iterator[RunRecord]:
     """Yield the queued and running runs that materialise the assets, the newest first.
 
-    Runs started by "Materialize" in the UI belong to Dagster's implicit job and lack our tags, so
-    the selection of assets is examined too. A run does not count if its step for the assets has
-    ended, although other steps may still run, or if a dead daemon left the run in its queue.
+    Runs started by "Materialize" in the UI belong to Dagster's implicit job, and a user may have
+    jobs too. These runs lack our tags. A run does not count if its step for the assets has ended,
+    although other steps may still run, or if a dead daemon left the run in its queue.
 
     Args:
         step: the key of the step that materialises the assets.
+        pool: the pool of the step.
     """
     wanted = frozenset(keys)
     for record in instance.get_run_records(RunsFilter(statuses=UNFINISHED)):
         run = record.dagster_run
         if is_left_over(instance, record):
             continue
-        if run.job_name == job_name or (
-            not wanted.isdisjoint(run.asset_selection or ())
-            and not run_has_ended(instance, run, step)
-        ):
+        if run.job_name == job_name or is_materialising(instance, run, wanted, step, pool):
             yield record
+
+
+def is_materialising(
+    instance: dg.DagsterInstance,
+    run: DagsterRun,
+    keys: Collection[dg.AssetKey],
+    step: str,
+    pool: str,
+) -> bool:
+    """Return whether an unfinished run of any job materialises one of the assets of a step.
+
+    Dagster stores the selection of assets of a part of a job only. A run of a whole job, such as a
+    job of the user, counts from the start of the step: other steps before it may take long.
+
+    Args:
+        pool: the pool of the step.
+    """
+    if run.asset_selection or run.asset_check_selection:
+        is_selected = not frozenset(keys).isdisjoint(run.asset_selection or ())
+        return is_selected and not run_has_ended(instance, run, step)
+    if pool not in pools_of(run) or run.status == DagsterRunStatus.QUEUED:
+        return False
+    stats = instance.event_log_storage.get_step_stats_for_run(run.run_id, [step])
+    return bool(stats) and all(each.status not in _ENDED for each in stats)
+
+
+def pools_of(run: DagsterRun) -> Set[str]:
+    """Return the pools of a run's steps."""
+    wanted = run.run_op_concurrency
+    return frozenset() if wanted is None else wanted.all_pools or frozenset()
 
 
 def run_has_ended(instance: dg.DagsterInstance, run: DagsterRun, step: str) -> bool:

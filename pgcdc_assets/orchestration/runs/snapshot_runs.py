@@ -16,7 +16,7 @@ from dagster import DagsterRunStatus, RunsFilter
 
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.partitions import covered_keys
-from pgcdc_assets.orchestration.runs.records import run_has_ended
+from pgcdc_assets.orchestration.runs.records import is_materialising
 from pgcdc_assets.orchestration.state import newest_snapshots, watermarks
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture
@@ -44,13 +44,12 @@ class RunningSnapshots:
         Choose the LSN to merge through before this call. A snapshot that begins later then has a
         higher LSN.
         """
-        names = Names.of(self.capture)
+        names, keys = Names.of(self.capture), {self.snapshot}
         order = [table.partition_key for table in self.capture.tables]
         copied: set[str] = set()
         for run in instance.get_runs(RunsFilter(statuses=_STARTED)):
-            selects = self.snapshot in (run.asset_selection or ())
-            if run.job_name == names.snapshot_job or (
-                selects and not run_has_ended(instance, run, names.copy_step)
+            if run.job_name == names.snapshot_job or is_materialising(
+                instance, run, keys, names.copy_step, names.snapshot_pool
             ):
                 copied.update(covered_keys(run.tags, order))
         return frozenset(

@@ -13,11 +13,10 @@ from dagster import RunsFilter
 from pgcdc_assets.orchestration.checks.scd import EQUALS_SOURCE
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.runs.records import (
-    CAPTURE_TAG,
-    PURPOSE_TAG,
     UNFINISHED,
     attempts_for,
     is_left_over,
+    requested_tags,
 )
 from pgcdc_assets.orchestration.sensors.snapshot_requests import (
     EVENT_TAG,
@@ -51,7 +50,7 @@ def request_comparisons(
         tags = {EVENT_TAG: event_key(event), TABLES_TAG: table.partition_key}
         past = attempts_for(instance, capture.name, PURPOSE, tags)
         since, pause = past.seconds_since_end, capture.windows.backoff(past.count)
-        tags |= {CAPTURE_TAG: capture.name, PURPOSE_TAG: PURPOSE}
+        tags |= requested_tags(capture.name, PURPOSE)
         records = instance.get_run_records(RunsFilter(tags=tags, statuses=UNFINISHED))
         is_running = any(not is_left_over(instance, record) for record in records)
         if is_running or (since is not None and since < pause):

@@ -28,6 +28,7 @@ from pgcdc_assets.orchestration.runs.records import (
     THROUGH_TAG,
     attempts_for,
     find_unfinished,
+    requested_tags,
     seconds_since,
     unfinished_runs,
 )
@@ -103,7 +104,13 @@ def build_lag_sensor(capture: CdcCapture, targets: LagSensorAssets) -> dg.Sensor
         # Look for a running capture first, because a capture opens windows itself: if none runs,
         # the later readings cannot be stale.
         running = list(
-            unfinished_runs(context.instance, names.capture_job, {targets.raw}, names.land_step)
+            unfinished_runs(
+                context.instance,
+                names.capture_job,
+                {targets.raw},
+                names.land_step,
+                names.slot_pool,
+            )
         )
         try:
             with postgres.query_connection("sensor") as conn:
@@ -250,7 +257,8 @@ class _Tick:
             return
         instance = self.context.instance
         names = self.names
-        if find_unfinished(instance, names.snapshot_job, {self.targets.snapshot}, names.copy_step):
+        work = names.snapshot_job, {self.targets.snapshot}, names.copy_step, names.snapshot_pool
+        if find_unfinished(instance, *work):
             self._block("snapshots of tables are running")
             return
         for request in wanted:
@@ -268,8 +276,7 @@ class _Tick:
                     job_name=self.names.snapshot_job,
                     tags={
                         **build_range_tags(request.first, request.last),
-                        CAPTURE_TAG: self.capture.name,
-                        PURPOSE_TAG: "snapshot",
+                        **requested_tags(self.capture.name, "snapshot"),
                         **request.tags,
                         **request.reason_tags,
                     },
@@ -341,8 +348,7 @@ class _Tick:
     def _request(self, key: str, occasion: str) -> None:
         """Request a capture of a window; Dagster ignores a second request for an occasion."""
         tags = {
-            CAPTURE_TAG: self.capture.name,
-            PURPOSE_TAG: "capture",
+            **requested_tags(self.capture.name, "capture"),
             THROUGH_TAG: key,
             **may_continue(self.capture.windows, self.progress),
         }

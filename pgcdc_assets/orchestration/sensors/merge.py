@@ -36,6 +36,7 @@ from pgcdc_assets.orchestration.runs.records import (
     THROUGH_TAG,
     attempts_for,
     recent_runs,
+    requested_tags,
     seconds_since_end,
     unfinished_runs,
 )
@@ -86,7 +87,11 @@ def build_merge_sensor(
         # windows again that a merge has finished in between.
         running = list(
             unfinished_runs(
-                context.instance, names.merge_job, frozenset(keys.values()), names.merge_step
+                context.instance,
+                names.merge_job,
+                frozenset(keys.values()),
+                names.merge_step,
+                names.merge_pool,
             )
         )
         is_merging = bool(running)
@@ -225,8 +230,7 @@ class _Tick:
             asset_check_keys=[],
             tags={
                 **build_shown_range_tags(keys, shown),
-                CAPTURE_TAG: self.capture.name,
-                PURPOSE_TAG: MERGE_PURPOSE,
+                **requested_tags(self.capture.name, MERGE_PURPOSE),
                 THROUGH_TAG: last.key,
                 SNAPSHOTS_TAG: self.copying.digest(self.zone, self.copied),
                 **may_continue(self.capture.windows, self.progress, pause),

@@ -27,6 +27,7 @@ from pgcdc_assets.orchestration.runs.records import (
     THROUGH_TAG,
     attempts_for,
     find_unfinished,
+    requested_tags,
 )
 from pgcdc_assets.orchestration.runs.sync_progress import sync_progress
 from pgcdc_assets.orchestration.state import captured_through
@@ -64,8 +65,8 @@ def build_messages_sensor(
         lake: LakeResource = getattr(context.resources, names.lake)
         keys = frozenset({messages})
         close_dead_runs(context.instance, capture.name, keys)
-        job_name, step = names.messages_job, names.messages_step
-        if find_unfinished(context.instance, job_name, keys, step) is not None:
+        work = names.messages_job, keys, names.messages_step, names.messages_pool
+        if find_unfinished(context.instance, *work) is not None:
             return dg.SkipReason("an append is running")
         return waiting.find_request(context.instance, lake.zone(capture.name))
 
@@ -157,8 +158,7 @@ class WaitingMessages:
             job_name=Names.of(capture).messages_job,
             tags={
                 **build_shown_range_tags(keys, shown),
-                CAPTURE_TAG: capture.name,
-                PURPOSE_TAG: MESSAGES_PURPOSE,
+                **requested_tags(capture.name, MESSAGES_PURPOSE),
                 THROUGH_TAG: last.key,
                 **may_continue(capture.windows, progress),
             },

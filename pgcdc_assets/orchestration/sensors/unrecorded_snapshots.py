@@ -7,6 +7,7 @@ re-snapshot, and one of another Dagster instance, replace the record of an older
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import dagster as dg
@@ -21,12 +22,15 @@ from pgcdc_assets.settings import CdcCapture
 
 # Dagster returns at most this number of records at a time.
 _MOST_RECORDS = 1000
+# Records that a person wipes in the UI are made again after this time.
+SECONDS = 60.0
 
 
 class UnrecordedSnapshots:
     """The copied tables that Dagster does not show.
 
-    A raw zone whose tables were all shown is examined again after its next snapshot.
+    A raw zone whose tables were all shown is examined again after its next snapshot, and after a
+    while.
     """
 
     def __init__(self, capture: CdcCapture, snapshot: dg.AssetKey) -> None:
@@ -38,6 +42,7 @@ class UnrecordedSnapshots:
         self._capture = capture
         self._snapshot = snapshot
         self._shown: tuple[str, int, int | None] | None = None
+        self._examined_at = 0.0
 
     def find(
         self, instance: dg.DagsterInstance, zone: RawZone, epoch: Epoch
@@ -45,10 +50,12 @@ class UnrecordedSnapshots:
         """Return the missing materialisations; none while a run takes snapshots."""
         table = zone.snapshots.table.newest()
         seen = zone.uri, epoch.epoch, None if table is None else table.version()
-        if self._shown == seen:
+        now = time.monotonic()
+        if self._shown == seen and now < self._examined_at + SECONDS:
             return []
-        names, keys = Names.of(self._capture), {self._snapshot}
-        if find_unfinished(instance, names.snapshot_job, keys, names.copy_step) is not None:
+        names = Names.of(self._capture)
+        work = names.snapshot_job, {self._snapshot}, names.copy_step, names.snapshot_pool
+        if find_unfinished(instance, *work) is not None:
             return []
         newest = self._newest(zone, epoch)
         shown = self._shown_positions(instance)
@@ -58,7 +65,7 @@ class UnrecordedSnapshots:
             if key not in shown or (shown[key] or copied.position) < copied.position
         ]
         if not missing:
-            self._shown = seen
+            self._shown, self._examined_at = seen, now
         return [
             dg.AssetMaterialization(
                 self._snapshot, partition=copied.name.partition_key, metadata=_metadata(copied)

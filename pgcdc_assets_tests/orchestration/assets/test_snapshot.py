@@ -8,6 +8,7 @@ import dagster as dg
 import pytest
 
 from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.orchestration.sensors import unrecorded_snapshots
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 
@@ -70,6 +71,19 @@ def test_the_record_of_a_killed_resnapshot_replaces_the_older_one(
     newest = max(each.snapshot_lsn for each in zone.snapshots.complete_snapshots())
     assert record.metadata["snapshot_lsn"].value == str(newest)
     assert records(orchestrated.tick("lag")) == []
+
+
+def test_the_records_that_a_person_has_wiped_are_made_again(
+    orchestrated: Orchestrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lake still has the snapshots, and the assets of the tables depend on them."""
+    orchestrated.copy()
+    assert records(orchestrated.tick("lag")) == []
+    orchestrated.instance.wipe_assets([SNAPSHOT])
+    assert records(orchestrated.tick("lag")) == [], "the storage is not read at each tick"
+    monkeypatch.setattr(unrecorded_snapshots, "SECONDS", -1.0, raising=False)
+    orchestrated.tick("lag")
+    assert materialized(orchestrated) == {"public.a", "public.b"}
 
 
 def materialized(orchestrated: Orchestrated) -> set[str]:

@@ -41,6 +41,11 @@ def test_pools_admit_one_run_and_are_released_after_a_killed_run(name: str) -> N
     assert found["run_coordinator"]["class"] == "QueuedRunCoordinator"
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_sensors_do_not_wait_for_each_other(name: str) -> None:
+    assert settings(name)["sensors"] == {"use_threads": True, "num_workers": 8}
+
+
 def test_the_file_of_a_clone_differs_from_the_packaged_file_only_in_paths() -> None:
     clone = settings("clone")
     for section in ("storage", "local_artifact_storage", "compute_logs"):
