@@ -66,9 +66,8 @@ class RowVersion:
 
     Attributes:
         xmin: id of the transaction that wrote the row.
-        cmin: number of the command within this transaction; None on a standby, because the replay of
-            WAL does not write the number (heap_xlog_insert() in
-            src/backend/access/heap/heapam_xlog.c).
+        cmin: number of the command within this transaction; None on a standby, because the replay
+            of WAL does not write the number (heap_xlog_insert() in src/backend/access/heap).
     """
 
     xmin: int
