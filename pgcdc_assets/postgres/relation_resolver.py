@@ -1,6 +1,8 @@
 """Completion of the relations that a stream announces, from the catalog.
 
 The catalog may be newer than the message: capture may read a backlog long after an ALTER TABLE.
+The catalog is never older: the transaction of the message must be visible (see
+`visible_transactions`).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from pgcdc_assets.postgres.connection import ConnectionSettings, sorted_failures
 from pgcdc_assets.postgres.encodings import CONVERSION_ERRORS, read_legible
 from pgcdc_assets.postgres.publication import read_members
 from pgcdc_assets.postgres.type_catalog import ResolvedType, resolve_types
+from pgcdc_assets.postgres.visible_transactions import VisibleTransactions, wait_until_visible
 from pgcdc_assets.postgres.wal import read_current_lsn
 from pgcdc_assets.protocol.relation import Column, Relation
 
@@ -145,12 +148,18 @@ class CatalogResolver:
 
         Raises:
             ConnectionLost: the server went away.
+            TransientError: the transaction does not become visible.
         """
         oid = announced.relation_id
         entry = self._catalog.get(oid)
-        if entry is None or entry.lsn <= commit_lsn or not _has_types(announced, entry.relation):
+        if (
+            entry is None
+            or entry.lsn <= commit_lsn
+            or not entry.visible.has(xid)
+            or not _has_types(announced, entry.relation)
+        ):
             with sorted_failures(self._settings, _PURPOSE):
-                entry = self._read(self._conn, announced)
+                entry = self._read(self._conn, announced, xid)
         versions = self._known(oid)
         current = entry.relation
         is_partitioned = any(
@@ -182,8 +191,9 @@ class CatalogResolver:
                     return Completion(version, doubt)
         return Completion(completed, doubt)
 
-    def _read(self, conn: Connection, announced: Relation) -> _CatalogEntry:
+    def _read(self, conn: Connection, announced: Relation, xid: int) -> _CatalogEntry:
         """Read the entry of a relation. The first call reads all tables of the publication."""
+        visible = wait_until_visible(conn, xid)
         # Read the LSN first: a transaction that commits below the LSN wrote before any DDL that
         # the catalog queries miss.
         lsn = read_current_lsn(conn)
@@ -199,7 +209,7 @@ class CatalogResolver:
             self.warnings[f"relation {oid}: a name is not UTF-8"] += 1
         attributes = read_attributes(conn, self._publication, list(relations))
         self._catalog |= {
-            oid: _CatalogEntry(lsn, relations.get(oid), attributes.get(oid, Attributes()))
+            oid: _CatalogEntry(lsn, visible, relations.get(oid), attributes.get(oid, Attributes()))
             for oid in wanted
         }
         entry = self._catalog[announced.relation_id]
@@ -216,12 +226,14 @@ class _CatalogEntry:
 
     Attributes:
         lsn: the server's current LSN before the catalog query.
+        visible: the transactions that the query sees, and maybe later ones.
         relation: None if the relation does not exist.
         attributes: its columns, dropped ones included.
         types: types of announced columns that the relation no longer has.
     """
 
     lsn: Lsn
+    visible: VisibleTransactions
     relation: Relation | None
     attributes: Attributes = field(default_factory=Attributes)
     types: Mapping[int, ResolvedType] = field(default_factory=dict)

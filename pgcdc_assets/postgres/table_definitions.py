@@ -91,16 +91,17 @@ select count(*) || ':' || coalesce(sum(hashtextextended(
 
 _TABLES = """
 select c.oid::bigint, c.oid in (select oid from published), c.xmin::text::bigint,
-       c.cmin::text::bigint, coalesce(t.xmin::text::bigint, 0), c.relfilenode::bigint,
-       c.relowner::bigint, c.reltoastrelid::bigint
+       case when not pg_is_in_recovery() then c.cmin::text::bigint end,
+       coalesce(t.xmin::text::bigint, 0), c.relfilenode::bigint, c.relowner::bigint,
+       c.reltoastrelid::bigint
   from watched w
   join pg_class c on c.oid = w.oid
   left join pg_type t on t.oid = c.reltype
 """
 
 _COLUMNS = """
-select a.attrelid::bigint, a.attnum, a.xmin::text::bigint, a.cmin::text::bigint,
-       d.xmin::text::bigint
+select a.attrelid::bigint, a.attnum, a.xmin::text::bigint,
+       case when not pg_is_in_recovery() then a.cmin::text::bigint end, d.xmin::text::bigint
   from pg_attribute a
   left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
  where a.attrelid = any(%s::bigint[]::oid[]) and a.attnum > 0 and not a.attisdropped
@@ -122,12 +123,16 @@ select objoid::bigint, objsubid, left(description, %s)
 # CLUSTER exchange both files in one command. They count the rows, and TRUNCATE does not: the number
 # is -1 until ANALYZE. GRANT and other statements write the row of the table later, and leave the
 # TOAST table's row alone.
+#
+# The replay of WAL sets the numbers of commands to 0, except in pages that the WAL has as a whole.
+# On a standby the numbers prove nothing. After a failover or a crash, a row that neither statement
+# writes in its first command has the number 0.
 _PARTITIONS = """
-with recursive part(root, oid, version) as (
-    select i.inhparent, i.inhrelid, i.xmin
+with recursive part(root, oid, version, command) as (
+    select i.inhparent, i.inhrelid, i.xmin, i.cmin::text::bigint
       from pg_inherits i join pg_class c on c.oid = i.inhrelid and c.relispartition
      where i.inhparent = any(%s::bigint[]::oid[]) and not i.inhdetachpending
-    union select p.root, i.inhrelid, i.xmin
+    union select p.root, i.inhrelid, i.xmin, i.cmin::text::bigint
             from part p
             join pg_inherits i on i.inhparent = p.oid and not i.inhdetachpending
             join pg_class c on c.oid = i.inhrelid and c.relispartition
@@ -136,7 +141,9 @@ select p.root::bigint, p.oid::bigint, n.nspname, c.relname, p.version::text::big
        exists (select from pg_attribute s join pg_attribute a on a.attrelid = s.attrelid
                 where s.attrelid = p.oid and s.attnum = -6 and a.attnum > 0
                   and a.xmin = s.xmin and a.cmin = s.cmin and s.xmin = p.version)
-         and c.relfilenode in (0, c.oid),
+         and c.relfilenode in (0, c.oid)
+         and not pg_is_in_recovery()
+         and p.command > 0 and (c.xmin <> p.version or c.cmin::text::bigint > 0),
        c.relfilenode::bigint,
        (select string_agg(a.attnum || ':' || a.xmin, ',' order by a.attnum)
           from pg_attribute a
@@ -145,7 +152,8 @@ select p.root::bigint, p.oid::bigint, n.nspname, c.relname, p.version::text::big
        coalesce(t.xmin, c.xmin)::text::bigint,
        c.relfilenode not in (0, c.oid)
          and (c.reltuples = -1
-              or coalesce(t.xmin = c.xmin and t.cmin::text::bigint > c.cmin::text::bigint, false))
+              or coalesce(t.xmin = c.xmin and (pg_is_in_recovery() or c.cmin::text::bigint = 0
+                          or t.cmin::text::bigint > c.cmin::text::bigint), false))
   from part p
   join pg_class c on c.oid = p.oid and c.relpersistence <> 'u'
   join pg_namespace n on n.oid = c.relnamespace
@@ -194,7 +202,7 @@ select u.relation::bigint, u.attnum, u.type::text, u.type::regtype::text, number
 class _TableRow(NamedTuple):
     is_published: bool
     xmin: int
-    cmin: int
+    cmin: int | None
     type_version: int
     relfilenode: int
     owner: int

@@ -66,11 +66,12 @@ class RowVersion:
 
     Attributes:
         xmin: id of the transaction that wrote the row.
-        cmin: number of the command within this transaction.
+        cmin: number of the command within this transaction; None on a standby, because the replay
+            of WAL does not write the number (heap_xlog_insert() in src/backend/access/heap).
     """
 
     xmin: int
-    cmin: int
+    cmin: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,9 +197,11 @@ def _find_rewrite(before: TableDefinition, after: TableDefinition) -> Iterator[S
     earlier = {column.attnum: column for column in before.relation.columns}
     pairs = [(earlier[c.attnum], c) for c in after.relation.columns if c.attnum in earlier]
     # Up to Postgres 15, ALTER TYPE writes the rows of the later columns as well.
-    retyped = {
+    versions = [
         after.column_versions.get(new.attnum or 0) for old, new in pairs if not new.has_type_of(old)
-    }
+    ]
+    # Without the numbers of the commands, other columns may have a rewrite of their own.
+    retyped = {version for version in versions if version and version.cmin is not None}
     rewritten = [
         new.name
         for old, new in pairs
@@ -295,7 +297,8 @@ def _is_only_cleared(after: TableDefinition, old: Column, new: Column) -> bool:
     values. ALTER TYPE writes the column's row before it rewrites the table. The numbers of the
     commands show the order, if one transaction has written both rows. A later statement of the
     transaction may write the column's row again. ALTER TYPE writes the row of pg_attrdef of a
-    column with a default again, and SET NOT NULL shows in the column itself.
+    column with a default again, and SET NOT NULL shows in the column itself. A rewrite does not
+    write the row of pg_class in its first command: the number 0 is from the replay of WAL.
     """
     if old.missing is None or new.missing is not None:
         return False
@@ -303,6 +306,8 @@ def _is_only_cleared(after: TableDefinition, old: Column, new: Column) -> bool:
         return False
     attnum = new.attnum or 0
     column, table = after.column_versions[attnum], after.class_version
+    if column.cmin is None or not table.cmin:
+        return False
     has_other_default = after.default_versions.get(attnum) == column.xmin
     return column.xmin == table.xmin and column.cmin > table.cmin and not has_other_default
 

@@ -149,6 +149,7 @@ def test_a_row_whose_tracked_column_is_null_has_a_version(
     landing.land([insert("2", None)])
     target = CdcTable("shop", "items", scd=(2,), tracked=("v",))
     (report,) = merge_tables(spark, zone, [target], landing.windows[-1])
+    assert isinstance(report, MergeReport), report.error
     rows = spark.read.format("delta").load(report.path).collect()
     assert sorted((row["id"], row["v"]) for row in rows) == [("1", None), ("2", None)]
 
