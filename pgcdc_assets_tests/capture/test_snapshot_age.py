@@ -63,7 +63,7 @@ def test_a_long_snapshot_run_uses_several_snapshots_of_the_server(
         lsns.append(arguments)
         return original(*arguments)
 
-    monkeypatch.setattr("pgcdc_assets.capture.snapshot.export_later", counted)
+    monkeypatch.setattr("pgcdc_assets.capture.snapshot_export.export_later", counted)
     monkeypatch.setattr(SnapshotLimits, "exceeded", property(_exceeded_in_the_first(3)))
     policy = SnapshotPolicy(2, 8 * PAGE, max_seconds=60)
     with writers(database, 2, seed, STATEMENTS, key_count=1200):
