@@ -28,11 +28,17 @@ INTERRUPTED = 130
 # the collector searches them dozens of times during the start.
 _ALLOCATIONS_BEFORE_COLLECTION = 10_000
 
+# The signals that have interrupted the command.
+_interrupts: list[int] = []
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status."""
     is_own_process = arguments is None
+    _interrupts.clear()
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         # `nohup` starts a command with the signal ignored.
         signal.signal(signal.SIGHUP, _terminate)
@@ -111,6 +117,9 @@ def _run(options: argparse.Namespace, log: LibraryLog | None) -> int:
             return _fail_unexpectedly(error, log, debug=options.debug)
         return _fail(f"{error.filename}: {error.strerror}", 1, log, debug=options.debug)
     except Exception as error:
+        if _interrupts:
+            # Some libraries raise another error for an interrupt, such as pydantic's SchemaError.
+            return _fail("Interrupted.", INTERRUPTED, None, debug=options.debug)
         return _fail_unexpectedly(error, log, debug=options.debug)
 
 
@@ -152,6 +161,7 @@ def _fail(sentence: str, status: int, log: LibraryLog | None, *, debug: bool) ->
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    _interrupts.append(number)
     raise KeyboardInterrupt
 
 

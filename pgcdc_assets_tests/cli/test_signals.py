@@ -109,3 +109,25 @@ def test_a_command_below_nohup_continues_after_the_end_of_its_terminal(module: s
         out, error = process.communicate(timeout=60)
     assert (process.returncode, error) == (0, "")
     assert out
+
+
+def test_an_interrupt_for_which_a_library_raises_another_error_is_an_interrupt() -> None:
+    """Pydantic raises a SchemaError if an interrupt arrives while it builds a class."""
+    program = """
+import os, signal, sys, time
+from pgcdc_assets.cli import main, status
+
+def run(options):
+    try:
+        os.kill(os.getpid(), signal.{name})
+        time.sleep(10)
+    except KeyboardInterrupt:
+        raise ValueError from None
+
+status.run = run
+sys.exit(main())
+"""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        command = [sys.executable, "-c", program.format(name=number.name), "status", "-m", "none"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (130, "pgcdc: Interrupted.\n"), number
