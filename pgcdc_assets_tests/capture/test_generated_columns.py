@@ -16,10 +16,9 @@ pytestmark = pytest.mark.postgres
 
 
 @pytest.mark.parametrize("option", ["", " with (publish_generated_columns = stored)"])
+@pytest.mark.every_pg(since=18)
 def test_a_virtual_column_is_in_neither_copy_nor_stream(capturing: Capturing, option: str) -> None:
     """F12: a stored column is in both if the publication has it, and the ordinary columns stay."""
-    if int(capturing.database.value("show server_version_num")) < 180000:
-        pytest.skip("virtual columns are of Postgres 18")
     capturing.database.execute(
         "create table t (id int primary key, twice int generated always as (a * 2) virtual,"
         " a int, thrice int generated always as (a * 3) stored, v text);"
@@ -46,12 +45,11 @@ def test_a_virtual_column_is_in_neither_copy_nor_stream(capturing: Capturing, op
     assert capturing.texts("t")[-1] == [*(["3", "10", "30"] if option else ["3", "10"]), "streamed"]
 
 
+@pytest.mark.every_pg(since=18)
 def test_a_generated_column_that_is_no_longer_sent_is_not_taken_for_a_dropped_one(
     capturing: Capturing,
 ) -> None:
     """The option is turned off, and a column of the same type dropped, within one backlog."""
-    if int(capturing.database.value("show server_version_num")) < 180000:
-        pytest.skip("the option is of Postgres 18")
     execute = capturing.database.execute
     execute(
         "create table t (id int primary key, twice int generated always as (id * 2) stored, x int);"
@@ -74,10 +72,9 @@ def test_a_generated_column_that_is_no_longer_sent_is_not_taken_for_a_dropped_on
     assert 3 not in places
 
 
+@pytest.mark.every_pg(since=18)
 def test_another_expression_of_a_partition_needs_a_snapshot(capturing: Capturing) -> None:
     """F3, F12: ALTER TABLE rewrites the partition, and writes no row of the published table."""
-    if int(capturing.database.value("show server_version_num")) < 180000:
-        pytest.skip("generated columns are published since Postgres 18")
     execute = capturing.database.execute
     execute(
         "create table t (id int primary key, g int generated always as (id * 2) stored)"
@@ -98,13 +95,12 @@ def test_another_expression_of_a_partition_needs_a_snapshot(capturing: Capturing
     assert shown(poll(capturing)) == ["t type_widened g", "t values_uncertain g"]
 
 
+@pytest.mark.every_pg(since=17)
 def test_another_expression_below_a_row_filter_needs_a_snapshot(capturing: Capturing) -> None:
     """D13, F3: rows pass the filter, or no longer pass, without a row change.
 
     Postgres refuses SET EXPRESSION of a virtual column of a published table.
     """
-    if int(capturing.database.value("show server_version_num")) < 170000:
-        pytest.skip("ALTER TABLE ... SET EXPRESSION is of Postgres 17")
     execute = capturing.database.execute
     execute(
         "create table t (id int, v int default 1, g int generated always as (id * 2) stored);"
@@ -120,12 +116,11 @@ def test_another_expression_below_a_row_filter_needs_a_snapshot(capturing: Captu
     assert poll(capturing) == []
 
 
+@pytest.mark.every_pg(since=17)
 def test_another_expression_of_a_partition_below_a_row_filter_needs_a_snapshot(
     capturing: Capturing,
 ) -> None:
     """D13, F3: the publication filters by the column, and does not send it."""
-    if int(capturing.database.value("show server_version_num")) < 170000:
-        pytest.skip("ALTER TABLE ... SET EXPRESSION is of Postgres 17")
     execute = capturing.database.execute
     execute(
         "create table t (id int, g int generated always as (id * 2) stored)"
