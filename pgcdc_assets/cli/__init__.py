@@ -28,6 +28,8 @@ INTERRUPTED = 130
 # the collector searches them dozens of times during the start.
 _ALLOCATIONS_BEFORE_COLLECTION = 10_000
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 # The signals that have interrupted the command.
 _interrupts: list[int] = []
 
@@ -36,10 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status."""
     is_own_process = arguments is None
     _interrupts.clear()
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
     signal.signal(signal.SIGTERM, _interrupt)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    if before[signal.SIGINT] is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+    if before[signal.SIGHUP] is signal.SIG_DFL:
         # `nohup` starts a command with the signal ignored.
         signal.signal(signal.SIGHUP, _terminate)
     try:
@@ -48,11 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         complain("Interrupted.")
         return INTERRUPTED
     finally:
-        if is_own_process:
-            # Python would print a stack trace if a signal interrupts its exit.
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    signal.signal(number, signal.SIG_DFL)
+        for number, handler in before.items():
+            if not is_own_process:
+                signal.signal(number, handler)
+            elif signal.getsignal(number) is not signal.SIG_IGN:
+                # Python would print a stack trace if a signal interrupts its exit.
+                signal.signal(number, signal.SIG_DFL)
 
 
 def _main(arguments: Sequence[str] | None, *, is_own_process: bool) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from pgcdc_assets.cli import main
 from pgcdc_assets.failpoints import AFTER_BATCH_COMMIT, AFTER_DELTA_COMMIT, BEFORE_COPY_COMMIT
 from pgcdc_assets.orchestration.project.home import open_instance
 from pgcdc_assets_tests.support.commands import pgcdc
@@ -131,3 +133,14 @@ sys.exit(main())
         command = [sys.executable, "-c", program.format(name=number.name), "status", "-m", "none"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert (done.returncode, done.stderr) == (130, "pgcdc: Interrupted.\n"), number
+
+
+@pytest.mark.parametrize("arguments", [["sync"], ["--version"]], ids=["fails", "exits"])
+def test_a_call_from_python_restores_the_handlers_of_signals(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with contextlib.suppress(SystemExit):
+        main(arguments)
+    assert [signal.getsignal(number) for number in SIGNALS] == before
