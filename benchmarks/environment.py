@@ -33,7 +33,7 @@ def find_commit(root: Path = ROOT) -> str | None:
 
 
 def describe_machine(postgres: int | None) -> dict[str, str | int | float | None]:
-    """Return cores, speed, memory, load and versions of the machine.
+    """Return cores, speed, memory and versions of the machine.
 
     Virtual machines of the same name may differ in speed by half. `python_loop_ms` shows it.
 
@@ -49,7 +49,6 @@ def describe_machine(postgres: int | None) -> dict[str, str | int | float | None
         "python": platform.python_version(),
         "java": _java_version(),
         "postgres": None if postgres is None else _postgres_version(postgres),
-        "load_average_before": round(os.getloadavg()[0], 2),
         "python_loop_ms": _loop_ms(),
     }
 

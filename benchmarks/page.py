@@ -173,14 +173,15 @@ def build_runs(entries: Sequence[Entry]) -> str:
                 f"{seconds} s" if seconds else "",
                 "never" if last is None else _recorded(last),
                 "" if last is None else marks[_hardware(last)],
-                str(machine.get("load_average_before", "")),
+                # Older results have the load average instead.
+                str(machine.get("busy_percent_before", "")),
                 # Older results lack it.
                 str(machine.get("python_loop_ms", "")),
             )
         )
     minutes = sum(benchmark.minutes for benchmark in BENCHMARKS.values())
     rows.append(("all", "", "", f"about {minutes} min", *[""] * 5))
-    names = ("ONLY", "works on", "heap", "takes", "took", "last recorded", "machine", "load before")
+    names = ("ONLY", "works on", "heap", "takes", "took", "last recorded", "machine", "busy, %")
     return _table((*names, "loop, ms"), rows)
 
 

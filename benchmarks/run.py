@@ -1,8 +1,8 @@
 """Run benchmarks, print their results and save them: `make bench [ONLY=capture,merge]`.
 
-Each benchmark waits until the load of the machine is low, for at most five minutes. At the end of
-each benchmark, its results are saved in results.json and on the page of figures. A failed benchmark
-saves no result, and the next benchmarks run.
+Each benchmark waits until the machine is idle, for at most five minutes. At its end, its results
+are saved in results.json and on the page of figures. A failed benchmark saves no result, and the
+next benchmarks run.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import time
 import traceback
 from pathlib import Path
 
+import psutil
+
 import pgcdc_assets
 from benchmarks.benchmark import BENCHMARKS, Benchmark
 from benchmarks.environment import describe_machine, find_commit
@@ -24,9 +26,9 @@ from benchmarks.results import RESULTS, Result, entry_of, save, table
 from benchmarks.scale import SCALE
 from pgcdc_assets.cli import spark_prepare
 
-LOW_LOAD = 0.5
-_SECONDS_TO_LOW_LOAD = 300.0
-_POLL_SECONDS = 5.0
+IDLE_PERCENT = 95.0
+_SECONDS_TO_IDLE = 300.0
+_SAMPLE_SECONDS = 5.0
 
 
 def main() -> int:
@@ -72,9 +74,8 @@ def _prepare_installation() -> None:
 
 def _run(name: str, benchmark: Benchmark, commit: str | None) -> list[Result]:
     """Run one benchmark, and save its results unless the size is reduced."""
-    if SCALE == 1:
-        wait_for_low_load()
-    machine = describe_machine(benchmark.postgres)
+    busy = wait_until_idle() if SCALE == 1 else None
+    machine = {**describe_machine(benchmark.postgres), "busy_percent_before": busy}
     began_at, began = dt.datetime.now(dt.UTC), time.monotonic()
     results = list(benchmark.run())
     context = {
@@ -91,18 +92,24 @@ def _run(name: str, benchmark: Benchmark, commit: str | None) -> list[Result]:
     return results
 
 
-def wait_for_low_load() -> None:
-    """Wait until the load average of the last minute is low, or until the time is over.
+def wait_until_idle() -> float:
+    """Wait until the processors are idle for five seconds, or until the time is over.
 
-    The previous benchmark is part of this average for some minutes.
+    The load average still contains the previous benchmark after minutes, so it is not used. Files
+    of the previous benchmark are written to the disk first. A wait for the disk counts as busy.
+
+    Returns:
+        the percentage of busy processor time in the last five seconds.
     """
+    os.sync()
     began = time.monotonic()
-    if os.getloadavg()[0] <= LOW_LOAD:
-        return
-    _log(f"the load average is {os.getloadavg()[0]:.2f}: waiting for {LOW_LOAD:g} or less")
-    while os.getloadavg()[0] > LOW_LOAD and time.monotonic() - began < _SECONDS_TO_LOW_LOAD:
-        time.sleep(_POLL_SECONDS)
-    _log(f"{os.getloadavg()[0]:.2f} after {time.monotonic() - began:.0f} s")
+    while True:
+        idle: float = psutil.cpu_times_percent(_SAMPLE_SECONDS).idle
+        waited = time.monotonic() - began
+        if idle >= IDLE_PERCENT or waited >= _SECONDS_TO_IDLE:
+            break
+        _log(f"the processors are {100 - idle:.0f} % busy: waiting for less than 5 %")
+    return round(100 - idle, 1)
 
 
 def _log(line: str) -> None:

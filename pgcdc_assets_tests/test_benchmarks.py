@@ -186,20 +186,22 @@ def test_a_run_replaces_the_results_of_its_benchmark_only(
     assert [entry["name"] for entry in read_entries()] == [FIRST, "kept", "new"]
 
 
-@pytest.mark.parametrize(("loads", "seconds"), [([0.2], 0), ([3.0, 2.0, 0.4], 10), ([3.0], 300)])
-def test_a_benchmark_waits_for_a_low_load(
-    loads: list[float], seconds: float, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("idle", "seconds", "busy"), [([98.0], 5, 2.0), ([3.0, 50.0, 95.0], 15, 5.0), ([40.0], 300, 60)]
+)
+def test_a_benchmark_waits_until_the_machine_is_idle(
+    idle: list[float], seconds: float, busy: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
 
-    def sleep(duration: float) -> None:
+    def sample(interval: float) -> SimpleNamespace:
         nonlocal now
-        now += duration
-        del loads[: min(1, len(loads) - 1)]
+        now += interval
+        return SimpleNamespace(idle=idle.pop(0) if len(idle) > 1 else idle[0])
 
-    monkeypatch.setattr(os, "getloadavg", lambda: (loads[0], 0.0, 0.0))
-    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
-    run.wait_for_low_load()
+    monkeypatch.setattr(psutil, "cpu_times_percent", sample)
+    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: now))
+    assert run.wait_until_idle() == busy
     assert now == seconds
 
 
