@@ -13,6 +13,21 @@ from pgcdc_assets.table_name import output_name
 
 
 @dataclass(frozen=True)
+class Work:
+    """A step of a capture that one run at a time executes.
+
+    Attributes:
+        job: the job that the sensors request. Other jobs may have the step too.
+        step: the key of the step.
+        pool: the pool of the step.
+    """
+
+    job: str
+    step: str
+    pool: str
+
+
+@dataclass(frozen=True)
 class Names:
     """The names of one capture's parts in Dagster.
 
@@ -147,6 +162,26 @@ class Names:
     def merge_pool(self) -> str:
         """Pool: one run that writes SCD tables."""
         return f"pgcdc/{self.name}/tables"
+
+    @property
+    def capture_work(self) -> Work:
+        """Landing windows."""
+        return Work(self.capture_job, self.land_step, self.slot_pool)
+
+    @property
+    def snapshot_work(self) -> Work:
+        """Taking snapshots of tables."""
+        return Work(self.snapshot_job, self.copy_step, self.snapshot_pool)
+
+    @property
+    def merge_work(self) -> Work:
+        """Merging windows."""
+        return Work(self.merge_job, self.merge_step, self.merge_pool)
+
+    @property
+    def messages_work(self) -> Work:
+        """Appending logical messages."""
+        return Work(self.messages_job, self.messages_step, self.messages_pool)
 
     @property
     def pools(self) -> frozenset[str]:

@@ -3,7 +3,7 @@
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from pgcdc_assets.orchestration.runs.records import CAPTURE_TAG, find_unfinished
+from pgcdc_assets.orchestration.runs.records import CAPTURE_TAG, find_unfinished_of_job
 
 
 def build_schedule(
@@ -16,7 +16,7 @@ def build_schedule(
     """
 
     def request(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        found = find_unfinished(context.instance, job.name, (), "", "")
+        found = find_unfinished_of_job(context.instance, job.name)
         if found is not None:
             return dg.SkipReason(f"Run {found.run_id} of {job.name} has not ended")
         return dg.RunRequest(tags={CAPTURE_TAG: capture})

@@ -181,9 +181,7 @@ class _Sync:
         job = self.repository.get_job(self.names.snapshot_job)
         keys = job.asset_layer.selected_asset_keys
         began = time.monotonic()
-        names = self.names
-        work = names.snapshot_job, keys, names.copy_step, names.snapshot_pool
-        while find_unfinished(self.instance, *work) is not None:
+        while find_unfinished(self.instance, self.names.snapshot_work, keys) is not None:
             close_dead_runs(self.instance, self.name, keys)
             if time.monotonic() - began > self.limits.wait_seconds:
                 raise TransientError(

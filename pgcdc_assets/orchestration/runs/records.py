@@ -12,6 +12,7 @@ from dagster import DagsterRun, DagsterRunStatus, RunRecord, RunsFilter
 from dagster._core.execution.stats import StepEventStatus
 from dagster._core.storage.tags import MAX_RETRIES_TAG
 
+from pgcdc_assets.orchestration.names import Work
 from pgcdc_assets.orchestration.runs.claims import PROCESS_TAG, last_heartbeat
 
 CAPTURE_TAG = "pgcdc/capture"
@@ -74,23 +75,15 @@ def requested_tags(capture: str, purpose: str) -> dict[str, str]:
 
 
 def find_unfinished(
-    instance: dg.DagsterInstance,
-    job_name: str,
-    keys: Collection[dg.AssetKey],
-    step: str,
-    pool: str,
+    instance: dg.DagsterInstance, work: Work, keys: Collection[dg.AssetKey]
 ) -> DagsterRun | None:
     """Find a queued or running run that materialises the assets; see `unfinished_runs`."""
-    found = next(unfinished_runs(instance, job_name, keys, step, pool), None)
+    found = next(unfinished_runs(instance, work, keys), None)
     return None if found is None else found.dagster_run
 
 
 def unfinished_runs(
-    instance: dg.DagsterInstance,
-    job_name: str,
-    keys: Collection[dg.AssetKey],
-    step: str,
-    pool: str,
+    instance: dg.DagsterInstance, work: Work, keys: Collection[dg.AssetKey]
 ) -> Iterator[RunRecord]:
     """Yield the queued and running runs that materialise the assets, the newest first.
 
@@ -99,39 +92,38 @@ def unfinished_runs(
     although other steps may still run, or if a dead daemon left the run in its queue.
 
     Args:
-        step: the key of the step that materialises the assets.
-        pool: the pool of the step.
+        work: the step that materialises the assets.
     """
-    wanted = frozenset(keys)
     for record in instance.get_run_records(RunsFilter(statuses=UNFINISHED)):
-        run = record.dagster_run
         if is_left_over(instance, record):
             continue
-        if run.job_name == job_name or is_materialising(instance, run, wanted, step, pool):
+        if is_materialising(instance, record.dagster_run, work, keys):
             yield record
 
 
+def find_unfinished_of_job(instance: dg.DagsterInstance, job: str) -> DagsterRun | None:
+    """Find a queued or running run of a job."""
+    records = instance.get_run_records(RunsFilter(job_name=job, statuses=UNFINISHED))
+    runs = (each.dagster_run for each in records if not is_left_over(instance, each))
+    return next(runs, None)
+
+
 def is_materialising(
-    instance: dg.DagsterInstance,
-    run: DagsterRun,
-    keys: Collection[dg.AssetKey],
-    step: str,
-    pool: str,
+    instance: dg.DagsterInstance, run: DagsterRun, work: Work, keys: Collection[dg.AssetKey]
 ) -> bool:
     """Return whether an unfinished run of any job materialises one of the assets of a step.
 
-    Dagster stores the selection of assets of a part of a job only. A run of a whole job, such as a
-    job of the user, counts from the start of the step: other steps before it may take long.
-
-    Args:
-        pool: the pool of the step.
+    Dagster stores the selection of assets of a part of a job only. A run of a whole job of the user
+    counts from the start of the step: other steps before it may take long.
     """
+    if run.job_name == work.job:
+        return True
     if run.asset_selection or run.asset_check_selection:
         is_selected = not frozenset(keys).isdisjoint(run.asset_selection or ())
-        return is_selected and not run_has_ended(instance, run, step)
-    if pool not in pools_of(run) or run.status == DagsterRunStatus.QUEUED:
+        return is_selected and not run_has_ended(instance, run, work.step)
+    if work.pool not in pools_of(run) or run.status == DagsterRunStatus.QUEUED:
         return False
-    stats = instance.event_log_storage.get_step_stats_for_run(run.run_id, [step])
+    stats = instance.event_log_storage.get_step_stats_for_run(run.run_id, [work.step])
     return bool(stats) and all(each.status not in _ENDED for each in stats)
 
 

@@ -44,13 +44,11 @@ class RunningSnapshots:
         Choose the LSN to merge through before this call. A snapshot that begins later then has a
         higher LSN.
         """
-        names, keys = Names.of(self.capture), {self.snapshot}
+        work, keys = Names.of(self.capture).snapshot_work, {self.snapshot}
         order = [table.partition_key for table in self.capture.tables]
         copied: set[str] = set()
         for run in instance.get_runs(RunsFilter(statuses=_STARTED)):
-            if run.job_name == names.snapshot_job or is_materialising(
-                instance, run, keys, names.copy_step, names.snapshot_pool
-            ):
+            if is_materialising(instance, run, work, keys):
                 copied.update(covered_keys(run.tags, order))
         return frozenset(
             table.partition_key

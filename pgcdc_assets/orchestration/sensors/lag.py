@@ -103,15 +103,7 @@ def build_lag_sensor(capture: CdcCapture, targets: LagSensorAssets) -> dg.Sensor
         close_dead_runs(context.instance, capture.name, {targets.raw, targets.snapshot})
         # Look for a running capture first, because a capture opens windows itself: if none runs,
         # the later readings cannot be stale.
-        running = list(
-            unfinished_runs(
-                context.instance,
-                names.capture_job,
-                {targets.raw},
-                names.land_step,
-                names.slot_pool,
-            )
-        )
+        running = list(unfinished_runs(context.instance, names.capture_work, {targets.raw}))
         try:
             with postgres.query_connection("sensor") as conn:
                 status, flush_lsn = read_source_status(conn, zone, capture.slot, progress)
@@ -256,9 +248,7 @@ class _Tick:
         if not wanted:
             return
         instance = self.context.instance
-        names = self.names
-        work = names.snapshot_job, {self.targets.snapshot}, names.copy_step, names.snapshot_pool
-        if find_unfinished(instance, *work):
+        if find_unfinished(instance, self.names.snapshot_work, {self.targets.snapshot}):
             self._block("snapshots of tables are running")
             return
         for request in wanted:

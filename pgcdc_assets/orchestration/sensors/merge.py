@@ -86,13 +86,7 @@ def build_merge_sensor(
         # Look for a running merge before the state is read. Otherwise the sensor would request the
         # windows again that a merge has finished in between.
         running = list(
-            unfinished_runs(
-                context.instance,
-                names.merge_job,
-                frozenset(keys.values()),
-                names.merge_step,
-                names.merge_pool,
-            )
+            unfinished_runs(context.instance, names.merge_work, frozenset(keys.values()))
         )
         is_merging = bool(running)
         outgoing = find_outgoing(context.instance, running, names.merge_pool)

@@ -65,8 +65,7 @@ def build_messages_sensor(
         lake: LakeResource = getattr(context.resources, names.lake)
         keys = frozenset({messages})
         close_dead_runs(context.instance, capture.name, keys)
-        work = names.messages_job, keys, names.messages_step, names.messages_pool
-        if find_unfinished(context.instance, *work) is not None:
+        if find_unfinished(context.instance, names.messages_work, keys) is not None:
             return dg.SkipReason("an append is running")
         return waiting.find_request(context.instance, lake.zone(capture.name))
 

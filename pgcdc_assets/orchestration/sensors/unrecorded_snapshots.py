@@ -53,9 +53,8 @@ class UnrecordedSnapshots:
         now = time.monotonic()
         if self._shown == seen and now < self._examined_at + SECONDS:
             return []
-        names = Names.of(self._capture)
-        work = names.snapshot_job, {self._snapshot}, names.copy_step, names.snapshot_pool
-        if find_unfinished(instance, *work) is not None:
+        work = Names.of(self._capture).snapshot_work
+        if find_unfinished(instance, work, {self._snapshot}) is not None:
             return []
         newest = self._newest(zone, epoch)
         shown = self._shown_positions(instance)
