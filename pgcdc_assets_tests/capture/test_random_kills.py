@@ -13,6 +13,7 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.certificates import Certificates
 from pgcdc_assets_tests.support.convergence.kills import Outcome, run_in_process
 from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.encoded import encoded_database
 from pgcdc_assets_tests.support.standby import Source
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -67,6 +68,16 @@ def test_over_tls(
 ) -> None:
     plugin = PluginOptions(streaming, two_phase=_version(database) >= 15)
     _check(run_in_process(database, database, zone, plugin, seed, KILLS, certificates))
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("encoding", ["EUC_JP", "WIN1252"])
+def test_a_database_of_another_encoding(
+    database: Database, zone: RawZone, seed: int, encoding: str
+) -> None:
+    plugin = PluginOptions(Streaming.ON, two_phase=_version(database) >= 15)
+    with encoded_database(database, encoding) as encoded:
+        _check(run_in_process(encoded, encoded, zone, plugin, seed, KILLS))
 
 
 @pytest.mark.every_pg(since=16)

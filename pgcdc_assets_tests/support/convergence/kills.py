@@ -47,6 +47,7 @@ from pgcdc_assets_tests.support.convergence.oracle import (
 from pgcdc_assets_tests.support.convergence.sync_process import LIMITS, capture, copy
 from pgcdc_assets_tests.support.convergence.workload import TABLES, Workload
 from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.encoded import encoded_database
 from pgcdc_assets_tests.support.server_folder import new_server_folder
 from pgcdc_assets_tests.support.servers import SETTINGS
 from pgcdc_assets_tests.support.tls_server import tls_fronts
@@ -314,6 +315,7 @@ def main() -> None:
     parser.add_argument("--pg", type=int, default=18)
     parser.add_argument("--streaming", default="on")
     parser.add_argument("--two-phase", action="store_true")
+    parser.add_argument("--encoding", default="UTF8", help="encoding of the database")
     options = parser.parse_args()
     with ExitStack() as stack:
         folder = new_server_folder("kills")
@@ -321,7 +323,8 @@ def main() -> None:
         stack.callback(folder.rmdir)
         stack.callback(server.remove)
         server.start()
-        database = Database(server, "postgres")
+        made = encoded_database(Database(server, "postgres"), options.encoding)
+        database = stack.enter_context(made)
         lake = stack.enter_context(tempfile.TemporaryDirectory())
         plugin = PluginOptions(Streaming(options.streaming), options.two_phase)
         zone = RawZone(Lake(lake), "test")
@@ -332,7 +335,8 @@ def main() -> None:
         seconds = time.monotonic() - began
         landed, lost, doubled = captures.count()
         print(
-            f"seed {options.seed}, Postgres {options.pg}, {plugin}: {captures.kills.total()} kills "
+            f"seed {options.seed}, Postgres {options.pg}, {options.encoding}, {plugin}: "
+            f"{captures.kills.total()} kills "
             f"in {seconds:.0f} s; {landed} changes landed, {lost} lost, {doubled} doubled; "
             f"transactions: {dict(captures.outcomes)}; kills: {dict(captures.kills)}"
         )
