@@ -8,7 +8,8 @@ the process dies between two steps, the next look finds the same changes and ski
 are recorded. If another process has stored a look in between, the look is repeated.
 
 The stream announces a change with the first row after the change. Its event is recorded before the
-relation version: a version that is stored counts as known.
+relation version: a version that is stored counts as known. A known version that is used again is a
+change as well (see `announced_versions`).
 """
 
 from __future__ import annotations
