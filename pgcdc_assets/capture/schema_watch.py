@@ -8,7 +8,8 @@ the process dies between two steps, the next look finds the same changes and ski
 are recorded. If another process has stored a look in between, the look is repeated.
 
 The stream announces a change with the first row after the change. Its event is recorded before the
-relation version: a version that is stored counts as known.
+relation version: a version that is stored counts as known. A known version that is used again is a
+change as well (see `announced_versions`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pgcdc_assets import failpoints
+from pgcdc_assets.capture.announced_versions import (
+    AnnouncedVersions,
+    RelationChange,
+    find_shown_later,
+)
 from pgcdc_assets.capture.sent_partitions import SentPartitions
 from pgcdc_assets.capture.source_checks import check_server
 from pgcdc_assets.capture.source_look import SourceLook, read_source
@@ -70,24 +76,6 @@ def poll_catalog(
     return SchemaWatch(zone, publication, epoch.epoch, tables).record(conn)
 
 
-@dataclass(frozen=True)
-class RelationChange:
-    """A relation version that the stream has announced first, or that is not certain.
-
-    Attributes:
-        relation: the version.
-        before: the newest version up to the LSN; None for a new OID; the same version if it is
-            known.
-        lsn: commit LSN of the announcing transaction.
-        doubt: why other columns of the table may be meant; empty if this is certain.
-    """
-
-    relation: Relation
-    before: Relation | None
-    lsn: Lsn
-    doubt: str = ""
-
-
 @dataclass
 class SchemaWatch:
     """The schema events of one capture in one epoch.
@@ -107,7 +95,7 @@ class SchemaWatch:
     tables: Collection[TableName] = ()
     settings: ConnectionSettings | None = None
     warnings: list[str] = field(default_factory=list)
-    _announced: list[RelationChange] = field(default_factory=list, repr=False)
+    _announced: AnnouncedVersions = field(default_factory=AnnouncedVersions, repr=False)
     _partitions: SentPartitions = field(default_factory=SentPartitions, repr=False)
 
     def register(self, relation: Relation, commit_lsn: Lsn, doubt: str, is_for_row: bool) -> int:
@@ -121,9 +109,8 @@ class SchemaWatch:
         relations = self.zone.relations
         oid = relation.relation_id
         is_known = any(v.describes(relation) for _, v in relations.registered(self.epoch, oid))
-        if doubt or not is_known:
-            before = relation if is_known else relations.version_before(self.epoch, oid, commit_lsn)
-            self._announced.append(RelationChange(relation, before, commit_lsn, doubt))
+        before = relation if is_known else relations.version_before(self.epoch, oid, commit_lsn)
+        self._announced.note(RelationChange(relation, before, commit_lsn, doubt))
         return relations.register(self.epoch, relation, commit_lsn)
 
     def record(self, conn: Connection | None) -> list[SchemaEvent]:
@@ -141,10 +128,11 @@ class SchemaWatch:
             # A process may have read the epoch before a renewal.
             look = None if conn is None or base.is_past else self._look(conn, base)
             is_unchanged = look is None or look.is_unchanged
-            if is_unchanged and not self._announced and not self._partitions.sent:
+            announced = self._announced.changes(base)
+            if is_unchanged and not announced and not self._partitions.sent:
                 return new
             events = _Events(self, base, look)
-            found = events.find(self._announced) + events.of_partitions(self._partitions)
+            found = events.find(announced) + events.of_partitions(self._partitions)
             new += self.zone.record_events(self.epoch, found)
             failpoints.reach(failpoints.AFTER_SCHEMA_EVENTS)
             if look is None or look.is_unchanged:
@@ -268,7 +256,10 @@ class _Events:
         # The look before may have seen the version already, and recorded its changes.
         was_seen = before is not None and before.definition.relation.describes(relation)
         recorded = [e for e in self._recorded if e.relation_id == oid] if was_seen else []
-        for change in self._compare(one, before, now):
+        changes = self._compare(one, before, now)
+        if one.is_known:
+            changes = find_shown_later(recorded, one.lsn)
+        for change in changes:
             if not any(_covers(event, change, one.lsn) for event in recorded):
                 yield self._event(one.lsn, table, oid, change, STREAM)
         if one.doubt:

@@ -27,7 +27,7 @@ from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.catalog import published_relations
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.preflight.heartbeat import check_heartbeat
-from pgcdc_assets.postgres.preflight.options import check_options
+from pgcdc_assets.postgres.preflight.options import check_options, check_subscribed_tables
 from pgcdc_assets.postgres.preflight.run import Finding, run_preflight
 from pgcdc_assets.postgres.preflight.slot_primary import check_slot_primary
 from pgcdc_assets.postgres.preflight.snapshot_standby import check_snapshot_standby
@@ -147,6 +147,8 @@ def check_capture(
             if finding.code != "timeline" or finding.code not in known_codes
         ]
         findings += check_options(conn, capture.slot_policy, capture.stream)
+        if has_publication:
+            findings += check_subscribed_tables(conn, capture.publication, capture.stream)
         findings += check_slot_primary(conn, settings, capture.slot)
         findings += check_source_writes(conn, capture, zone)
     folders = check_folders(zone.lake, capture.table_names)

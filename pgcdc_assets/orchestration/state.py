@@ -150,16 +150,22 @@ def left_tables(zone: RawZone, capture: CdcCapture) -> dict[TableName, str]:
 
 
 def find_uncertain_tables(zone: RawZone, capture: CdcCapture) -> dict[CdcTable, SchemaEvent]:
-    """Return the tables whose values wait for a comparison, each with its event."""
+    """Return the tables whose values wait for a comparison, each with its event.
+
+    A table that waits for a person cannot be compared: the comparison would pass the change.
+    """
     events = zone.schema_events.read()
     if not events:
         return {}
     uncertain = find_uncertain_values(events, zone.snapshots.complete_snapshots(), capture.keepers)
-    left = left_tables(zone, capture) if uncertain else {}
+    if not uncertain:
+        return {}
+    left = left_tables(zone, capture)
+    stopped = {name for name, gate in read_gates(zone, capture).items() if not gate.heals}
     return {
         table: uncertain[table.name]
         for table in capture.tables
-        if table.name in uncertain and table.name not in left
+        if table.name in uncertain and table.name not in left and table.name not in stopped
     }
 
 
@@ -247,6 +253,9 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
         if watermark is not None:
             if has_left and copied is None:
                 reachable = min(reachable, Position(watermark.epoch + 1, Lsn(0)))
+                if gate is not None:
+                    # No snapshot heals the event any more, so the table ends before it.
+                    reachable = min(reachable, gate.hold)
             waiting = _changes_between(windows, names, table, watermark, reachable)
         merged = watermark
         if watermark is not None and waiting == 0 and not is_stopped:

@@ -34,7 +34,8 @@ class VisibleTransactions:
 
     Attributes:
         next_id: id of the first transaction that had not begun.
-        open_ids: ids of the transactions that were open.
+        open_ids: ids of the transactions that were open; none on a standby, which lists none.
+            There, the LSN of a later commit tells that it was open.
     """
 
     next_id: int

@@ -251,9 +251,10 @@ class Decoder:
         lsns = heads.wire.uint64[body].astype(np.int64)
         previous = np.concatenate((self._open.commit_lsns, lsns))[:-1]
         heads.check(lsns > previous, begins, "the commit LSN is not above the last one")
+        # See `messages.read_commit_time`. The sum of the highest times overflows and is negative.
         times = heads.wire.uint64[body + 8].astype(np.int64) + messages.POSTGRES_EPOCH_US
         is_time = (times >= messages.FIRST_TIME_US) & (times <= messages.LAST_TIME_US)
-        heads.check(is_time, begins, "the commit time is outside the years 1 to 9999")
+        times[~is_time] = messages.POSTGRES_EPOCH_US
         transactions = arrow_batch.Transactions(
             np.concatenate((self._open.commit_lsns, lsns)),
             np.concatenate((self._open.commit_times, times)),

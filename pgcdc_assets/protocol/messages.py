@@ -168,6 +168,17 @@ def parse_logical_message(data: bytes) -> LogicalMessage:
     return LogicalMessage(bool(flags & 1), lsn, prefix, content)
 
 
+def read_commit_time(postgres_us: int) -> int:
+    """Convert the time of a transaction since 2000 to microseconds since 1970.
+
+    The time of a transaction with a replication origin is the one that its session has given, which
+    is any time (pg_replication_origin_xact_setup). Postgres sends 0, the year 2000, without one: so
+    a time outside the years 1 to 9999 counts as 0.
+    """
+    time_us = postgres_us + POSTGRES_EPOCH_US
+    return time_us if FIRST_TIME_US <= time_us <= LAST_TIME_US else POSTGRES_EPOCH_US
+
+
 def check_time(reader: MessageReader, postgres_us: int) -> int:
     """Convert microseconds since 2000 to microseconds since 1970.
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from pgcdc_assets.protocol.messages import MAX_LSN, MessageReader, check_time
+from pgcdc_assets.protocol.messages import MAX_LSN, MessageReader, read_commit_time
 
 STREAM_START, STREAM_STOP, STREAM_COMMIT, STREAM_ABORT, STREAM_PREPARE = b"SEcAp"
 BEGIN_PREPARE, PREPARE, COMMIT_PREPARED, ROLLBACK_PREPARED = b"bPKr"
@@ -131,7 +131,7 @@ def parse_stream_commit(data: bytes) -> StreamCommit:
     xid, flags, lsn, end_lsn, time = reader.unpack(_stream_commit)
     _check_record(reader, flags, lsn, end_lsn)
     reader.end()
-    return StreamCommit(_checked_xid(reader, xid), lsn, end_lsn, check_time(reader, time))
+    return StreamCommit(_checked_xid(reader, xid), lsn, end_lsn, read_commit_time(time))
 
 
 def parse_stream_abort(data: bytes) -> StreamAbort:
@@ -141,7 +141,7 @@ def parse_stream_abort(data: bytes) -> StreamAbort:
     abort_lsn = time_us = None
     if reader.left:
         abort_lsn, time_us = reader.unpack(_abort_place)
-        time_us = check_time(reader, time_us)
+        time_us = read_commit_time(time_us)
     reader.end()
     return StreamAbort(_checked_xid(reader, xid), _checked_xid(reader, subxid), abort_lsn, time_us)
 
@@ -169,14 +169,14 @@ def parse_rollback_prepared(data: bytes) -> RollbackPrepared:
     _check_record(reader, flags, prepare_end, end_lsn)
     gid = reader.text()
     reader.end()
-    times = check_time(reader, prepare_time), check_time(reader, time)
+    times = read_commit_time(prepare_time), read_commit_time(time)
     return RollbackPrepared(_checked_xid(reader, xid), gid, prepare_end, end_lsn, *times)
 
 
 def _prepared_of(reader: MessageReader, xid: int, lsn: int, end_lsn: int, time: int) -> Prepared:
     gid = reader.text()
     reader.end()
-    return Prepared(_checked_xid(reader, xid), gid, lsn, end_lsn, check_time(reader, time))
+    return Prepared(_checked_xid(reader, xid), gid, lsn, end_lsn, read_commit_time(time))
 
 
 def _checked_xid(reader: MessageReader, xid: int) -> int:

@@ -236,7 +236,7 @@ class _Run:
             target,
             tuple(column.name for column in columns),
             tuple(columns[i].name for i in key),
-            tuple(find_lacking(source.relation, types)),
+            find_lacking(source.relation, types),
             member.digits,
             self.named_rows,
             reading,
@@ -269,7 +269,7 @@ class _TableComparison:
     target: TargetDigests
     names: tuple[str, ...]
     key_names: tuple[str, ...]
-    lacking: tuple[str, ...]
+    lacking: tuple[tuple[str, ...], tuple[str, ...]]
     digits: int
     limit: int
     reading: TableReading
@@ -307,6 +307,7 @@ class _TableComparison:
 
     def report(self, table: CdcTable, moment: Moment) -> Comparison:
         """Return the result of the comparison."""
+        source_only, target_only = self.lacking
         return Comparison(
             table.schema,
             table.table,
@@ -316,7 +317,10 @@ class _TableComparison:
             extra=self.counts[DifferenceKind.EXTRA],
             differing=self.counts[DifferenceKind.DIFFERS],
             kept=self.counts[DifferenceKind.KEPT],
-            columns=tuple(dict.fromkeys([*self.lacking, *self.columns])),
+            columns=tuple(dict.fromkeys([*source_only, *target_only, *self.columns])),
+            source_only=source_only,
+            target_only=target_only,
+            compared=self.names,
             lsn=moment.lsn,
             key_columns=self.key_names,
             differences=tuple(self.named),

@@ -43,13 +43,15 @@ def find_owned_names(zone: RawZone, name: TableName, log: DeltaTable) -> frozens
     return frozenset(column for column in names if normalize_name(column) not in of_source)
 
 
-def find_lacking(relation: Relation, target: Iterable[str]) -> list[str]:
-    """Return the names of the columns that only source or target has."""
+def find_lacking(
+    relation: Relation, target: Iterable[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of the columns that only the source has, and that only the target has."""
     source = [column.name for column in relation.columns]
-    ours = {name for name, _, _ in SOFT_DELETE_COLUMNS}
-    return [name for name in source if name not in target] + [
-        name for name in target if name not in source and name not in ours
-    ]
+    theirs = set(target)
+    ours = {*source, *(name for name, _, _ in SOFT_DELETE_COLUMNS)}
+    source_only = tuple(name for name in source if name not in theirs)
+    return source_only, tuple(name for name in target if name not in ours)
 
 
 def _versions(zone: RawZone, name: TableName) -> Iterator[RelationVersion]:

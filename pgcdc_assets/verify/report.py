@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Lsn
@@ -49,6 +50,9 @@ class Comparison:
         is_counted: all differing rows were counted. Otherwise the counts are lower bounds.
         kept: number of rows of detached partitions that only the target has
             (`on_detached_partition: keep`), which are no difference.
+        source_only: the columns that only the source has.
+        target_only: the columns that only the target has.
+        compared: the columns that both have.
     """
 
     schema: str
@@ -64,11 +68,25 @@ class Comparison:
     differences: tuple[Difference, ...] = ()
     is_counted: bool = True
     kept: int = 0
+    source_only: tuple[str, ...] = ()
+    target_only: tuple[str, ...] = ()
+    compared: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def is_equal(self) -> bool:
         """Whether source and target have the same rows."""
         return not (self.missing or self.extra or self.differing or self.columns)
+
+    def has_equal_values(self, columns: Iterable[str]) -> bool:
+        """Return whether the columns that both sides have are equal, and include some columns.
+
+        The target gets or loses a column with the next row after the change. If each side has a
+        column of its own, the column may be a renamed one, which was not compared.
+        """
+        if self.missing or self.extra or self.differing:
+            return False
+        may_be_renamed = self.source_only and self.target_only
+        return self.is_equal or not (may_be_renamed or set(columns).difference(self.compared))
 
     @property
     def qualified_name(self) -> str:

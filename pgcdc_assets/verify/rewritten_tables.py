@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from pgcdc_assets.raw.schema_events import SchemaEvent
+from pgcdc_assets.raw.schema_events import SchemaChange, SchemaEvent
 from pgcdc_assets.raw.uncertain_values import conclude, find_uncertain_values
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
@@ -38,4 +38,11 @@ def record_comparison(
     event = uncertain.get(TableName(found.schema, found.table))
     if event is None or found.lsn is None or found.lsn < event.lsn:
         return []
-    return zone.schema_events.record([conclude(event, found.lsn, is_equal=found.is_equal)])
+    columns = {
+        name
+        for each in zone.schema_events.read()
+        if each.table == event.table and each.change is SchemaChange.VALUES_UNCERTAIN
+        for name in each.columns
+    }
+    is_equal = found.has_equal_values(columns)
+    return zone.schema_events.record([conclude(event, found.lsn, is_equal=is_equal)])

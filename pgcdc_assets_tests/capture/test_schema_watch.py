@@ -187,3 +187,55 @@ def test_a_replayable_change_that_a_poll_has_seen_has_an_event_at_its_first_row(
     assert (first.found_by, first.lsn) == ("stream", row["commit_lsn"])
     assert shown([first]) == shown([second]) == ["t column_added c"]
     assert poll(capturing) == []
+
+
+@pytest.mark.parametrize("polls", [False, True])
+def test_a_definition_that_a_table_had_before_has_an_event_at_its_first_row(
+    capturing: Capturing, polls: bool
+) -> None:
+    """F4. The relation version is known. With `stop`, a table stops before this row."""
+    capturing.begin("create table t (id int primary key, a int); insert into t values (1)")
+    capturing.database.execute("insert into t values (2)")
+    capturing.capture()
+    for statement in ("alter table t add c int", "alter table t rename a to b"):
+        capturing.database.execute(statement)
+    capturing.database.execute("insert into t values (3)")
+    capturing.capture()
+    events = capturing.zone.schema_events.read()
+    assert shown(events) == ["t column_added c", "t column_renamed a,b"]
+
+    for statement in ("alter table t drop c", "alter table t rename b to a"):
+        capturing.database.execute(statement)
+    capturing.database.execute("insert into t values (4)")
+    window = capturing.window()
+    capturing.database.execute("insert into t values (5)")
+    # The LSN of a look is behind the window.
+    expected = ["t column_dropped c", "t column_renamed b,a"]
+    if polls:
+        seen = poll(capturing)
+        assert shown(seen) == expected
+        assert all(event.lsn > window.end for event in seen)
+        events += seen
+    capturing.capture(window)
+    found = [event for event in capturing.zone.schema_events.read() if event not in events]
+    assert shown(found) == expected
+    row = next(row for row in capturing.rows() if row["new"] and "4" in row["new"])
+    assert {(e.found_by, e.lsn) for e in found} == {("stream", row["commit_lsn"])}
+    assert [v.version for v in capturing.zone.relations.versions(1)] == [1, 2]
+    capturing.capture()
+    assert poll(capturing) == []
+
+
+def test_a_look_at_a_definition_from_before_its_change_stops_no_earlier_row(
+    capturing: Capturing,
+) -> None:
+    """The capture reads rows from before a change that was taken back since."""
+    capturing.begin("create table t (id int primary key, a int); insert into t values (1)")
+    capturing.database.execute("insert into t values (2)")
+    capturing.capture()
+    capturing.database.execute("insert into t values (3)")
+    for statement in ("alter table t rename a to b", "alter table t rename b to a"):
+        capturing.database.execute(statement)
+        poll(capturing)
+    capturing.capture()
+    assert {event.found_by for event in capturing.zone.schema_events.read()} == {"catalog"}

@@ -11,7 +11,7 @@ from pgcdc_assets.errors import ConfigurationError, SlotTaken
 from pgcdc_assets.policies import HeartbeatPolicy, SlotPolicy, StreamPolicy
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.heartbeat import create_table_sql
-from pgcdc_assets.postgres.preflight.options import check_options
+from pgcdc_assets.postgres.preflight.options import check_options, check_subscribed_tables
 from pgcdc_assets.postgres.slot_creation import SlotOptions, create_slot
 from pgcdc_assets.postgres.slots import SlotStatus, read_slot_status
 from pgcdc_assets.postgres.stream.plugin_options import Origin, PluginOptions
@@ -157,6 +157,35 @@ def test_the_preflight_names_options_that_the_server_lacks(database: Database) -
     assert errors == old | ({"failover"} if version < 17 else set())
     if version >= 17:
         assert "synchronized_standby_slots" in str(found["failover"])
+
+
+@pytest.mark.every_pg
+def test_the_preflight_names_tables_whose_replicated_changes_are_left_out(
+    database: Database,
+) -> None:
+    """A subscription fills the partition of one table, and another table."""
+    name = f"sub_{database.name}"
+    database.execute(
+        "create table t (id int primary key); create table own (id int primary key);"
+        "create table root (id int primary key) partition by range (id);"
+        "create table leaf partition of root for values from (0) to (9);"
+        "create publication theirs for table t, leaf;"
+        "create publication pub for table t, own, root with (publish_via_partition_root = true)"
+    )
+    options = "enabled = false, create_slot = false, slot_name = none"
+    database.execute(
+        f"create subscription {name} connection %s publication theirs with ({options})",
+        (database.conninfo,),
+    )
+    try:
+        with query_connection(database.settings(), "test") as conn:
+            found = list(check_subscribed_tables(conn, "pub", StreamPolicy(origin="none")))
+            assert list(check_subscribed_tables(conn, "pub", StreamPolicy())) == []
+    finally:
+        database.execute(f"drop subscription {name}")
+    (finding,) = found
+    assert (finding.code, finding.severity) == ("origin", "warning")
+    assert "replicates into public.root, public.t, and" in finding.message
 
 
 def test_a_first_snapshot_is_refused_by_the_name_of_the_slots_owner(

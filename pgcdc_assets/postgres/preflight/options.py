@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from pgcdc_assets.error_text import first_names
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.policies import SlotPolicy, StreamPolicy
 from pgcdc_assets.postgres.preflight.finding import Finding
 from pgcdc_assets.postgres.preflight.managed import MANAGED_BY_SQL, setting_remedy
+from pgcdc_assets.postgres.publication import published_sql
 from pgcdc_assets.postgres.slot_creation import check_failover
 from pgcdc_assets.postgres.stream.plugin_options import (
     ORIGIN_VERSION,
     STREAMING_VERSIONS,
     Streaming,
 )
+from pgcdc_assets.table_name import TableName
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
@@ -29,6 +32,21 @@ select coalesce(setting, ''), pg_is_in_recovery(),
        {MANAGED_BY_SQL}
   from current_setting('synchronized_standby_slots', true) setting
 """
+
+# A subscription may name the partitions of a published table, or the table.
+_SUBSCRIBED = """
+select n.nspname, c.relname
+  from published p
+  join pg_class c on c.oid = p.oid
+  join pg_namespace n on n.oid = c.relnamespace
+ where exists (select from pg_subscription_rel s
+                where s.srrelid = p.oid
+                   or s.srrelid in (select t.oid from tree t where t.root = p.oid))
+ order by 1, 2
+"""
+
+# Number of tables that a sentence names.
+_NAMED = 3
 
 
 def check_options(conn: Connection, slot: SlotPolicy, stream: StreamPolicy) -> Iterator[Finding]:
@@ -64,6 +82,26 @@ def check_options(conn: Connection, slot: SlotPolicy, stream: StreamPolicy) -> I
             f"synchronized_standby_slots names {', '.join(absent)}, which no standby uses now: the "
             "server sends nothing of a slot with failover until each standby has the WAL.",
             "Start the standby, or take its slot out of this setting.",
+        )
+
+
+def check_subscribed_tables(
+    conn: Connection, publication: str, stream: StreamPolicy
+) -> Iterator[Finding]:
+    """Yield a warning if `stream.origin: none` leaves out what fills a table of the publication."""
+    if stream.origin != "none":
+        return
+    with conn.cursor() as cursor:
+        cursor.execute(published_sql(conn) + _SUBSCRIBED, {"publication": publication})
+        names = [str(TableName(*row)) for row in cursor]
+    if names:
+        yield Finding(
+            "origin",
+            "warning",
+            f"A subscription replicates into {first_names(names, _NAMED)}, and `stream.origin: "
+            "none` leaves out what it writes: snapshots have these rows, and their later changes "
+            "never arrive.",
+            "Remove the setting, or take the tables out of the publication.",
         )
 
 

@@ -50,3 +50,28 @@ def test_a_sync_fails_if_a_table_cannot_be_compared_and_compares_the_other_table
 def confirmed(orchestrated: Orchestrated) -> set[str]:
     events = orchestrated.zone.schema_events.read()
     return {e.table.table for e in events if e.change == SchemaChange.VALUES_CONFIRMED}
+
+
+@pytest.mark.sampled
+def test_other_columns_of_an_idle_table_with_equal_values_cost_no_snapshot(
+    orchestrated: Orchestrated, spark: SparkSession
+) -> None:
+    """F5, F7. The lake's tables get or lose the other columns with the next row."""
+    orchestrated.sync()
+    database, zone = orchestrated.database, orchestrated.zone
+    for statement in (
+        "alter table a alter id type bigint",
+        "alter table a add n int default 5",
+        "alter table b alter id type bigint, drop column n",
+    ):
+        database.execute(statement)
+    orchestrated.sync()
+    assert confirmed(orchestrated) == {"a", "b"}
+    assert len(zone.snapshots.complete_snapshots()) == 2
+
+    # A renamed column is not compared: the lake has it under its earlier name.
+    database.execute("alter table a alter id type numeric using id * 2")
+    database.execute("alter table a rename id to key")
+    orchestrated.sync()
+    assert len(zone.snapshots.complete_snapshots()) == 3
+    assert orchestrated.equals_source("a")

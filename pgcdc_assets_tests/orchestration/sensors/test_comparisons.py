@@ -62,6 +62,16 @@ def test_a_comparison_is_requested_until_it_is_recorded(orchestrated: Orchestrat
     assert _requests(orchestrated) == []
 
 
+def test_a_stopped_table_is_compared_when_it_continues(orchestrated: Orchestrated) -> None:
+    """The comparison would fail at the change that stops the table."""
+    orchestrated.copy()
+    _record(orchestrated, "a")
+    tables = CdcTable("public", "a", on_schema_change="stop"), orchestrated.capture.tables[1]
+    stopping = replace(orchestrated, capture=replace(orchestrated.capture, tables=tables))
+    assert _requests(stopping) == []
+    assert len(_requests(orchestrated)) == 1
+
+
 @pytest.mark.sampled
 def test_a_table_that_cannot_be_compared_gets_a_snapshot(orchestrated: Orchestrated) -> None:
     tables = CdcTable("public", "a", (2,)), CdcTable("public", "b")
