@@ -51,7 +51,6 @@ def _plan(
         return SourceRelations(epoch, snapshots, zone.relations.versions(epoch))
 
     stops = SchemaStops.read(zone, [target], snapshots, through, relations, is_bounded=is_bounded)
-    stops = replace(stops, captured_through=lambda epoch: NEWEST.end)
     mark = None if watermark is None else Position(1, Lsn(watermark))
     usable = list(snapshots)
     if target.needs_key(scd):
