@@ -1,4 +1,4 @@
-"""The check that a stream's reader thread calls every second: does the session's source remain?"""
+"""The check that a stream's reader thread calls every second: the lease is held, time is left."""
 
 from __future__ import annotations
 

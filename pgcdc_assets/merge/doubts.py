@@ -1,4 +1,4 @@
-"""The LSN at which the changes of a declared table end, because the later ones are not certain.
+"""The LSN from which on the changes of a declared table cannot be folded without doubt.
 
 The changes end where another relation may have the declared name, where the relation has lost its
 key, or at a change whose old tuple lacks the key.
