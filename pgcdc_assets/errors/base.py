@@ -131,8 +131,7 @@ class ConnectionLost(TransientError):
     """The connection was lost, or the server did not answer in time."""
 
     message = (
-        "Lost the connection to {server} while {doing}: {reason}. Nothing un-landed was "
-        "confirmed; run it again."
+        "Lost the connection to {server} while {doing}: {reason}. No change is lost; run it again."
     )
 
     server: str
@@ -208,7 +207,7 @@ class CaptureCancelled(PgcdcError):
     """The caller of a capture cancelled the capture by its token."""
 
     exit_status = 130
-    message = "The capture was cancelled. Nothing un-landed was confirmed; the next run continues."
+    message = "The capture was cancelled. No change is lost; the next run continues."
 
 
 class DifferenceFound(PgcdcError):
