@@ -12,9 +12,14 @@ from pgcdc_assets.error_text import FULL_DISK
 UNKNOWN_CAPTURE = "NAME"
 
 
+def resnapshot_command(capture: str, *tables: str) -> str:
+    """Return the command that takes new snapshots of some tables, or of all tables by default."""
+    return shlex.join(["pgcdc", "resnapshot", capture, *tables])
+
+
 def resnapshot_remedy(capture: str, *tables: str) -> str:
     """Return the remedy "take a new snapshot" for some tables, or for all tables by default."""
-    return f"Take a new snapshot with: {shlex.join(['pgcdc', 'resnapshot', capture, *tables])}"
+    return f"Take a new snapshot with: {resnapshot_command(capture, *tables)}"
 
 
 def renewal_command(capture: str) -> str:

@@ -277,7 +277,7 @@ def build_source_checks(
                 for key in sorted(c.asset_key for c in selected if c.name == SCHEMA_CHANGES):
                     name = tables[key].name
                     own = [event for event in events if event.table == name]
-                    yield check_schema_changes(key, own, gates.get(name))
+                    yield check_schema_changes(capture.name, key, own, gates.get(name))
 
     return step.restore(source_checks)
 
