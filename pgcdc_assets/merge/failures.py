@@ -186,7 +186,7 @@ def _null_key(task: MergeTask, column: str) -> MergeConflict:
 def _transient(name: str, condition: str) -> TransientError:
     return TransientError(
         reason=f"Table {name} was not merged: Spark reported {condition}. Nothing of it was "
-        "committed; Spark's log may have the details."
+        "committed, and the next run tries again; Spark's log may have the details."
     )
 
 
