@@ -15,8 +15,8 @@ from pgcdc_assets.cli.output import quiet_dagster
 _EPILOG = """\
 environment:
   PGCDC_DSN           libpq URI of the source; unset: the server of the sample shop
-  PGCDC_STATE         folder of logs, of the Spark server, and by default of lake and Dagster; unset:
-                      .pgcdc
+  PGCDC_STATE         folder of logs and the Spark server, and by default of the lake and Dagster;
+                      unset: .pgcdc
   PGCDC_LAKE          folder or object-store URI; unset: lake in PGCDC_STATE
   PGCDC_SPARK_REMOTE  Spark Connect address, or `local` for an embedded session; unset: the server
                       of `pgcdc spark start` if it runs, else an embedded session

@@ -246,8 +246,8 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
     checks: CheckModel = Field(default=CheckModel(), description="When the checks run.")
     merge_parallelism: int = Field(
         default=CdcCapture.merge_parallelism,
-        description="How many tables Spark merges in parallel, and how many small tables are written "
-        "in parallel (in an object store at least 8).",
+        description="How many tables Spark merges in parallel, and how many small tables are "
+        "written in parallel (in an object store at least 8).",
     )
     merge_step: StepModel = Field(
         default=StepModel(), description="The maximum that one commit of a merge folds."
