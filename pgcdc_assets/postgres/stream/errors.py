@@ -105,8 +105,7 @@ def stream_failure(
         return ConnectionLost(server=server, doing="reading the stream", reason=reason)
     if sqlstate.startswith(("53", "40", "57")) or sqlstate == "55P03":
         return TransientError(
-            reason=f"{server}: {reason} while reading slot {slot}. No change is lost; run "
-            "it again."
+            reason=f"{server}: {reason} while reading slot {slot}. No change is lost; run it again."
         )
     change = _IN_CHANGE.search(error.context)
     if change is not None:
