@@ -1,7 +1,7 @@
 """The heartbeats of a session in its source.
 
-A commit in the capture's own database lets an idle database follow a busy cluster: its time shows
-how fresh the raw zone is, also of a publication without changes. A thread of its own writes the
+A heartbeat is a commit in the capture's own database. Its time shows how fresh the raw zone is,
+also of a publication without changes, beside busy databases. A thread of its own writes the
 heartbeats over short connections, so that a landing in progress delays none. A heartbeat that fails
 is reported once, and does not end the capture.
 """

@@ -76,8 +76,8 @@ class StoredTransactions:
             raw_zone=self._zone.prepared.table.uri,
             reason=f"the prepared transaction {gid!r} (xid {xid}), committed at {commit_lsn}, was "
             "prepared before this capture read the slot, and the server does not send its rows "
-            "again. Another program has read the slot, or has switched on its two_phase. Nothing "
-            f"un-landed was confirmed. Run {renewal_command(self._zone.name)}, which takes new "
+            "again. Another program has read the slot, or has switched on its two_phase. "
+            f"Run {renewal_command(self._zone.name)}, which takes new "
             "snapshots.",
         )
 

@@ -155,7 +155,7 @@ class CaptureSession:
                 from another slot.
             ProtocolError: the stream contains a malformed message.
             CaptureCancelled: the token was cancelled.
-            TransientError: the connection or the lake failed. Nothing un-landed was confirmed; run
+            TransientError: the connection or the lake failed. No change is lost; run
                 it again.
         """
         limit = self._limits.total_seconds
@@ -168,10 +168,9 @@ class CaptureSession:
             return replace(report, phase_seconds=self._meter.read().since(before).seconds)
         except Overdue:
             raise TransientError(
-                reason="The capture took longer than its limit, and its landing does not return. "
-                f"Check that the server and the lake {self._captured.zone.uri} answer. Nothing "
-                "un-landed "
-                "was confirmed; run it again."
+                reason="The capture took longer than its limit (stream.total_seconds), and its "
+                "landing does not return. Check that the server and the lake "
+                f"{self._captured.zone.uri} answer. No change is lost; run it again."
             ) from None
         finally:
             self._end = None

@@ -66,4 +66,4 @@ def read_source(conn: Connection, publication: str, base: CatalogLook) -> Source
                 digest, read_barrier(conn), tables, at=read_clock(conn), unused=unused
             )
         digest = again
-    raise TransientError(reason="The catalog changed during each attempt to read it.")
+    raise TransientError(reason="The catalog changed during each attempt to read it. Run it again.")

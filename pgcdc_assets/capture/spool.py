@@ -183,8 +183,8 @@ class TransactionSpool:
         cause = os.strerror(number) if number else type(error).__name__
         return TransientError(
             reason=f"The spool of open transactions in {self._common} cannot be {done}: {cause}. "
-            f"{remedy}, or set TMPDIR to another folder. Nothing un-landed was "
-            "confirmed; run it again."
+            f"{remedy}, or set TMPDIR to another folder. No change is lost; "
+            "run it again."
         )
 
 

@@ -1,4 +1,4 @@
-"""The check that a stream's reader thread calls every second: does the session's source remain?"""
+"""The check that a stream's reader thread calls every second: the lease is held, time is left."""
 
 from __future__ import annotations
 
@@ -43,10 +43,12 @@ def build_watch(
                 reason="the server ended the session that holds the lease",
             )
         if is_overdue():
-            remedy = read_notice() or "Raise the limit or use smaller windows, then run it again."
+            remedy = read_notice() or (
+                "Raise stream.total_seconds, or reduce windows.max_bytes, then run it again."
+            )
             raise TransientError(
-                reason=f"The capture took longer than its limit of {limit:g} s. Nothing un-landed "
-                f"was confirmed. {remedy}"
+                reason=f"The capture took longer than its limit of {limit:g} s. No change is lost. "
+                f"{remedy}"
             )
 
     return watch

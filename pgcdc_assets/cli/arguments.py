@@ -15,10 +15,12 @@ from pgcdc_assets.cli.output import quiet_dagster
 _EPILOG = """\
 environment:
   PGCDC_DSN           libpq URI of the source; unset: the server of the sample shop
-  PGCDC_LAKE          folder or object-store URI; unset: .pgcdc/lake
+  PGCDC_STATE         folder of logs and the Spark server, and by default of the lake and Dagster;
+                      unset: .pgcdc
+  PGCDC_LAKE          folder or object-store URI; unset: lake in PGCDC_STATE
   PGCDC_SPARK_REMOTE  Spark Connect address, or `local` for an embedded session; unset: the server
                       of `pgcdc spark start` if it runs, else an embedded session
-  DAGSTER_HOME        the Dagster instance; unset: .pgcdc/dagster
+  DAGSTER_HOME        folder of the Dagster instance; unset: dagster in PGCDC_STATE
 
 exit status:
   0 done   1 difference found, or unexpected error   2 settings are wrong

@@ -91,7 +91,7 @@ def _print(instance: dg.DagsterInstance, loaded: LoadedCapture) -> None:
     if (ahead := find_tables_ahead(zone, loaded.capture).error) is not None:
         print(f"  PROBLEM {ahead}")
     stopped = find_merge_failures(instance, loaded.capture.name, state.tables)
-    _print_tables(state, stopped)
+    _print_tables(loaded.capture.name, state, stopped)
     if loaded.capture.has_message_table:
         print_messages(MessageTable(zone), state.captured_through)
     if state.epoch is not None:
@@ -166,7 +166,7 @@ def _uncaptured(slot: SlotStatus | None, state: CaptureState, since_landing: flo
     return f", {size(behind)} of WAL{age} behind the server"
 
 
-def _print_tables(state: CaptureState, stopped: Mapping[str, str]) -> None:
+def _print_tables(capture: str, state: CaptureState, stopped: Mapping[str, str]) -> None:
     rows = [
         (
             f"{table.table.qualified_name}",
@@ -185,7 +185,7 @@ def _print_tables(state: CaptureState, stopped: Mapping[str, str]) -> None:
         print(f"  STOPPED {name}: {reason}")
     gates = {t.table.qualified_name: t.gate for t in state.tables if t.gate is not None}
     for name, gate in gates.items():
-        print(f"  SCHEMA CHANGE {name}: {gate.reason} {remedy_of(gate)}")
+        print(f"  SCHEMA CHANGE {name}: {gate.reason} {remedy_of(capture, gate)}")
 
 
 def print_messages(table: MessageTable, captured_through: Position | None) -> None:

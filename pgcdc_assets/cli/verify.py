@@ -10,7 +10,7 @@ from pgcdc_assets.activity import activity
 from pgcdc_assets.cli.output import complain, say
 from pgcdc_assets.cli.progress import progress
 from pgcdc_assets.cli.tables import print_table
-from pgcdc_assets.errors import ConfigurationError, DifferenceFound, PgcdcError
+from pgcdc_assets.errors import ConfigurationError, DifferenceFound, PgcdcError, rebuild_command
 from pgcdc_assets.verify import (
     Comparison,
     ComparisonFailure,
@@ -54,6 +54,7 @@ def run(options: argparse.Namespace) -> int:
         )
     left_out: list[dict[CdcTable, str]] = []
     results: list[Comparison] = []
+    unequal: dict[str, list[str]] = {}
     failures: list[PgcdcError] = []
     with open_instance() as instance:
         for loaded in captures:
@@ -62,10 +63,12 @@ def run(options: argparse.Namespace) -> int:
                 left_out.append(why_not)
                 tables = _choose(loaded, options.tables, why_not)
                 for outcome in _verify(instance, location, loaded, tables, why_not, options):
-                    if isinstance(outcome, Comparison):
-                        results.append(outcome)
-                    else:
+                    if not isinstance(outcome, Comparison):
                         failures.append(outcome)
+                        continue
+                    results.append(outcome)
+                    if not outcome.is_equal:
+                        unequal.setdefault(loaded.capture.name, []).append(outcome.qualified_name)
             except PgcdcError as error:
                 # Compare the other captures, and print what is compared already.
                 named = error.in_capture(loaded.capture.name)
@@ -78,9 +81,13 @@ def run(options: argparse.Namespace) -> int:
         _print_left_out(left_out)
     if failures:
         raise max(failures, key=lambda error: error.exit_status)
-    if different:
-        names = ", ".join(result.qualified_name for result in different)
-        raise DifferenceFound(reason=f"Not equal to the source at the same LSN: {names}.")
+    if unequal:
+        named_tables = ", ".join(result.qualified_name for result in different)
+        commands = "; ".join(rebuild_command(name, *found) for name, found in unequal.items())
+        raise DifferenceFound(
+            reason=f"Not equal to the source at the same LSN: {named_tables}. Rebuild from the raw "
+            f"zone with: {commands}"
+        )
     return 0
 
 

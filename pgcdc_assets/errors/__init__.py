@@ -52,6 +52,7 @@ from pgcdc_assets.errors.base import (
     local_write_error,
     rebuild_command,
     renewal_command,
+    resnapshot_command,
     resnapshot_remedy,
 )
 from pgcdc_assets.errors.slots import (
@@ -114,6 +115,7 @@ __all__ = [
     "local_write_error",
     "rebuild_command",
     "renewal_command",
+    "resnapshot_command",
     "resnapshot_remedy",
 ]
 

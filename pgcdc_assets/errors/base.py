@@ -12,9 +12,14 @@ from pgcdc_assets.error_text import FULL_DISK
 UNKNOWN_CAPTURE = "NAME"
 
 
+def resnapshot_command(capture: str, *tables: str) -> str:
+    """Return the command that takes new snapshots of some tables, or of all tables by default."""
+    return shlex.join(["pgcdc", "resnapshot", capture, *tables])
+
+
 def resnapshot_remedy(capture: str, *tables: str) -> str:
     """Return the remedy "take a new snapshot" for some tables, or for all tables by default."""
-    return f"Take a new snapshot with: {shlex.join(['pgcdc', 'resnapshot', capture, *tables])}"
+    return f"Take a new snapshot with: {resnapshot_command(capture, *tables)}"
 
 
 def renewal_command(capture: str) -> str:
@@ -131,8 +136,7 @@ class ConnectionLost(TransientError):
     """The connection was lost, or the server did not answer in time."""
 
     message = (
-        "Lost the connection to {server} while {doing}: {reason}. Nothing un-landed was "
-        "confirmed; run it again."
+        "Lost the connection to {server} while {doing}: {reason}. No change is lost; run it again."
     )
 
     server: str
@@ -208,7 +212,7 @@ class CaptureCancelled(PgcdcError):
     """The caller of a capture cancelled the capture by its token."""
 
     exit_status = 130
-    message = "The capture was cancelled. Nothing un-landed was confirmed; the next run continues."
+    message = "The capture was cancelled. No change is lost; the next run continues."
 
 
 class DifferenceFound(PgcdcError):

@@ -1,4 +1,4 @@
-"""The LSN at which the changes of a declared table end, because the later ones are not certain.
+"""The LSN from which on the changes of a declared table cannot be folded without doubt.
 
 The changes end where another relation may have the declared name, where the relation has lost its
 key, or at a change whose old tuple lacks the key.
@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pgcdc_assets.errors import DefiniteError, ReplicaIdentityError, SchemaChangeError
+from pgcdc_assets.errors import (
+    UNKNOWN_CAPTURE,
+    DefiniteError,
+    ReplicaIdentityError,
+    SchemaChangeError,
+    resnapshot_command,
+)
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.change_stats import ChangeStats, FollowedTable
 from pgcdc_assets.raw.relations import RelationVersion
@@ -43,7 +49,8 @@ class Doubt:
                 identity=self.identity,
                 reason=self.reason,
                 remedy="the statement that `pgcdc check` prints for the partition, or fill the "
-                "column and validate its constraint; then pgcdc resnapshot",
+                "column and validate its constraint; then "
+                f"{resnapshot_command(UNKNOWN_CAPTURE, str(table))}",
             )
         return SchemaChangeError(
             relation=str(table),

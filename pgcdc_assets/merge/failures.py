@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import (
+    UNKNOWN_CAPTURE,
     ConfigurationError,
     MergeConflict,
     PgcdcError,
@@ -21,6 +22,8 @@ from pgcdc_assets.errors import (
     TableDamaged,
     TableRefused,
     TransientError,
+    rebuild_command,
+    resnapshot_command,
 )
 from pgcdc_assets.merge.fold.events import NULL_KEY
 from pgcdc_assets.merge.fold.toast import UNKNOWN_VALUE
@@ -116,7 +119,8 @@ def _explained(task: MergeTask, error: Exception, session: SparkSession | None) 
             table=name,
             reason=f"Spark reported {definite}, which a retry would raise again. Nothing was "
             "committed; Spark's log may have the details. If the Delta table was altered by "
-            "hand, undo the alteration; otherwise rebuild the table: pgcdc rebuild",
+            "hand, undo the alteration; otherwise rebuild the table: "
+            f"{rebuild_command(UNKNOWN_CAPTURE, name)}",
         )
     return _transient(name, condition)
 
@@ -174,14 +178,15 @@ def _null_key(task: MergeTask, column: str) -> MergeConflict:
         reason=f'column "{column}" of its configured key is NULL in a row, so the key does not '
         "identify the row. Fill the column and run: "
         f"alter table {quoted(table.schema, table.table)} alter column {quoted(column)} set not "
-        "null; or name another key in the settings. Then take a new snapshot of the table",
+        "null; or name another key in the settings. Then run: "
+        f"{resnapshot_command(UNKNOWN_CAPTURE, table.qualified_name)}",
     )
 
 
 def _transient(name: str, condition: str) -> TransientError:
     return TransientError(
         reason=f"Table {name} was not merged: Spark reported {condition}. Nothing of it was "
-        "committed; Spark's log may have the details."
+        "committed, and the next run tries again; Spark's log may have the details."
     )
 
 

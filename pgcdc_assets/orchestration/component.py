@@ -135,7 +135,7 @@ class StreamModel(dg.Model, Resolvable):
         description="When the server sends a transaction that exceeds its "
         "`logical_decoding_work_mem`. `off`: at the commit. `on`: while it runs, and the rows wait "
         "on the local disk for the commit. `parallel`: as `on`, by the protocol of Postgres 16, "
-        "which is not faster on two cores (1.03 of the time of `on`).",
+        "which is not faster.",
     )
     two_phase: bool = Field(
         default=StreamPolicy.two_phase,
@@ -160,7 +160,7 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
 
     For a capture named `shop` the component defines one external asset for each source table,
     `shop/raw` with one partition for each window of WAL, `shop/snapshot` with one partition for
-    each table, one or two SCD assets for each table, jobs, checks and two sensors.
+    each table, one or two SCD assets for each table, jobs, checks and sensors.
     """
 
     name: str = Field(
@@ -246,7 +246,8 @@ class PostgresCdcComponent(dg.Component, dg.Model, Resolvable):
     checks: CheckModel = Field(default=CheckModel(), description="When the checks run.")
     merge_parallelism: int = Field(
         default=CdcCapture.merge_parallelism,
-        description="How many tables are merged in parallel; small tables are written in parallel.",
+        description="How many tables Spark merges in parallel, and how many small tables are "
+        "written in parallel (in an object store at least 8).",
     )
     merge_step: StepModel = Field(
         default=StepModel(), description="The maximum that one commit of a merge folds."

@@ -1,10 +1,9 @@
 """Data versions of SCD assets, by which Dagster recognises merges without changes.
 
 A merge materialises its windows for every table of the run, also for unchanged tables, except in a
-wide publication (`assets/idle_tables.py`). Dagster
-compares the data versions of one partition, and each window is another partition. So the first data
-version of a window always counts as a change, except for the empty version. A merge that did not
-change a table therefore has the empty version.
+wide publication (`assets/idle_tables.py`). Dagster compares the data versions of one partition, and
+each window is another partition. So the first data version of a window always counts as a change,
+except for the empty version. A merge that did not change a table therefore has the empty version.
 """
 
 from __future__ import annotations

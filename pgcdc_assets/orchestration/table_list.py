@@ -119,7 +119,7 @@ def refresh_table_list(conn: Connection, zone: RawZone, capture: CdcCapture) -> 
             continue
         if zone.table_list.replace(base, digest, tables):
             return TableList(digest, tuple(tables))
-    raise TransientError(reason="The catalog changed during each attempt to read it.")
+    raise TransientError(reason="The catalog changed during each attempt to read it. Run it again.")
 
 
 def look_at_tables(

@@ -163,7 +163,8 @@ def wait_or_terminate_stale_walsender(
         raise ConfigurationError(
             reason=f"Replication slot {slot} is held by the stale process {status.active_pid} of "
             "another role. End the process with: select "
-            f"pg_terminate_backend({status.active_pid}), or grant pg_signal_backend."
+            f"pg_terminate_backend({status.active_pid}), or grant pg_signal_backend to the role of "
+            "the capture."
         ) from error
     if row is not None and not row[0]:
         raise busy

@@ -1,8 +1,8 @@
-"""Replication slots: status, suitability, claim and drop.
+"""Replication slots: status, suitability and drop.
 
-`read_slot_status` is the lag sensor's only query: one statement, on every supported version and on
-a standby. Columns of newer versions are read through `to_jsonb`, which yields NULL for a missing
-column. Source: view pg_replication_slots, Postgres documentation, chapter 52 System Views.
+`read_slot_status` is one statement, on every supported version and on a standby. Columns of newer
+versions are read through `to_jsonb`, which yields NULL for a missing column. Source: view
+pg_replication_slots, Postgres documentation, chapter 52 System Views.
 """
 
 from __future__ import annotations

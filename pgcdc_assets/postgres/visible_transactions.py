@@ -74,8 +74,8 @@ def wait_until_visible(conn: Connection, xid: int) -> VisibleTransactions:
                 reason=f"The commit of transaction {xid} is in the WAL, but has not been visible "
                 f"for {VISIBLE_SECONDS:.0f} seconds: it waits for a standby of "
                 "synchronous_standby_names. The catalog does not show the transaction's tables. "
-                "Start the standby, or take it out of this setting. Nothing un-landed was "
-                "confirmed; run it again."
+                "Start the standby, or take it out of this setting. No change is lost; "
+                "run it again."
             )
         time.sleep(_POLL_SECONDS)
     return visible

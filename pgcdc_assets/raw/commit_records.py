@@ -1,10 +1,11 @@
 """The records in the log entries of raw tables.
 
-A process reads each log entry once: each window reads the entries since the last maintenance twice,
-and in an object store each entry is a request. Entries from before the last maintenance are not
-asked for again, so they are forgotten: the record of a window has counts for each changed table. An
-entry of a local lake is read again if its file has another time or size, as after a restore from a
-backup. A person who restores a lake in an object store restarts the processes that read the lake.
+A process reads each log entry once. Otherwise each window would read the entries since the last
+maintenance twice, and in an object store each entry is a request. Entries from before the last
+maintenance are not asked for again, so they are forgotten: the record of a window has counts for
+each changed table. An entry of a local lake is read again if its file has another time or size, as
+after a restore from a backup. A person who restores a lake in an object store restarts the
+processes that read the lake.
 """
 
 from __future__ import annotations

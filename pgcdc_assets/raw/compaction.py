@@ -122,8 +122,9 @@ def _merge(
         if row_count != expected:
             raise RawZoneError(
                 raw_zone=table.uri,
-                reason=f"{len(files)} files contain {row_count} rows, but the log has {expected}. "
-                "The files were not changed.",
+                reason=f"{len(files)} files contain {row_count} rows, but the log has {expected}: "
+                "another program has changed them. They are left as they are. Restore them from a "
+                "backup.",
             )
     table.commit(
         loaded,

@@ -2,8 +2,8 @@
 
 delta-rs opens a table by two GETs for each log entry after the last checkpoint, and reads an
 application transaction by another GET for each. A process that knew an earlier version needs the
-commits since then only. Whether they follow on what the process knew is seen by the ETag of the
-last known commit: another log, such as one from a backup, has other commits.
+commits since then only. The ETag of the last known commit shows whether they follow it: another
+log, such as one from a backup, has other commits.
 
 A local log is read as a whole, which takes milliseconds. So is a log in another object store, whose
 ETags are unknown here.

@@ -3,8 +3,8 @@
 To open a table, delta-rs lists the table's log, and reads the entries after a checkpoint. After
 thousands of small windows, maintenance therefore compacts small files, copies the window records to
 `raw/windows`, removes old log entries after a checkpoint, and deletes files that no recent version
-references (`vacuum.py`). The other tables grow slowly: maintenance deletes their unreferenced files
-only. Maintenance may run concurrently with landings and readers.
+references (`vacuum.py`). Of the other tables, it deletes unreferenced files, and shortens the logs
+of those that are written often. Maintenance may run concurrently with landings and readers.
 """
 
 from __future__ import annotations

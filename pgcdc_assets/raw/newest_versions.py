@@ -2,8 +2,8 @@
 
 Opening a table costs milliseconds, also if nothing has changed: a publication of 500 tables is read
 several times a minute. In an object store it costs a LIST, and two GETs for each entry after the
-last checkpoint. Whether the log has changed is three calls of `stat`, or two HEADs in an S3 store.
-In other object stores a table is read each time.
+last checkpoint. To see whether the log has changed costs three calls of `stat`, or two HEADs in an
+S3 store. In other object stores a table is read each time.
 """
 
 from __future__ import annotations

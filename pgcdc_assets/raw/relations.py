@@ -182,7 +182,8 @@ class RelationRegistry:
                     raise RawZoneError(
                         raw_zone=self.table.uri,
                         reason=f"version {version.version} of {version.relation.qualified_name} "
-                        "has two different entries.",
+                        "has two different entries. Restore the table from a backup, or begin a "
+                        f"new epoch with {renewal_command(self.capture)}.",
                     )
         return loaded.version(), versions
 

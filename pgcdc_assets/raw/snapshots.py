@@ -1,4 +1,4 @@
-"""`raw/snapshots`: snapshots of tables, each committed atomically. A `Copy` is one such snapshot.
+"""`raw/snapshots`: snapshots of tables, each committed atomically.
 
 Epoch, LSN, table and relation version are partition columns. The log alone therefore identifies the
 complete snapshots, and a reader of one snapshot opens the files of this snapshot only. The snapshot

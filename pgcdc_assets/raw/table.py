@@ -52,6 +52,10 @@ DELETED_FILE_RETENTION = "delta.deletedFileRetentionDuration"
 _NOT_COMMITTED = "Nothing was committed."
 # A checkpoint is written after the log entry, for example.
 _MAY_BE_COMMITTED = "The next run finds out whether the commit is in the log."
+_DELETED = (
+    "another program deleted the table at the same time. Stop that program, and restore the table "
+    "from a backup if it had rows."
+)
 
 _PROPERTIES = {
     # Opening a table reads the log entries after the last checkpoint: with thousands of small
@@ -168,9 +172,7 @@ class RawTable:
             raise self._unwritable(error) from error
         table = self.load()
         if table is None:
-            raise RawZoneError(
-                raw_zone=self.uri, reason="the table was deleted after its creation."
-            )
+            raise RawZoneError(raw_zone=self.uri, reason=_DELETED)
         if self.lake.is_local:
             self.push_log_to_disk(0)
             folder = Path(self.uri)
@@ -196,7 +198,7 @@ class RawTable:
             self.push_log_to_disk(table.version())
         loaded = self.load()
         if loaded is None:
-            raise RawZoneError(raw_zone=self.uri, reason="the table was deleted.")
+            raise RawZoneError(raw_zone=self.uri, reason=_DELETED)
         return loaded
 
     def writer(self, partition_values: Mapping[str, str] | None = None) -> FileWriter:

@@ -243,5 +243,6 @@ def _failed(
 ) -> ConfigurationError:
     return ConfigurationError(
         reason=f"Table {wanted.table} (scd{wanted.scd}) at {wanted.path} is not registered as "
-        f"{policy.name}.{policy.schema}.{name}: Spark reported {_condition_of(error)}"
+        f"{policy.name}.{policy.schema}.{name}: Spark reported {_condition_of(error)}. Check the "
+        "catalog's service and the privileges; the next merge tries again"
     )

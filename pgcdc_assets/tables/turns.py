@@ -1,6 +1,6 @@
-"""The upkeep of tables that are merged together, spread over their merges.
+"""The maintenance of tables that are merged together, spread over their merges.
 
-A hundred tables that are merged together have nearly the same versions. If all did their upkeep at
+A hundred tables that are merged together have nearly the same versions. If all were maintained at
 every tenth version, every tenth merge would take some seconds longer. So the path of a table
 determines its turn.
 """

@@ -20,6 +20,7 @@ from pgcdc_assets.errors import (
     PgcdcError,
     TableDamaged,
     TransientError,
+    rebuild_command,
 )
 from pgcdc_assets.raw.store_errors import explain_store_error
 from pgcdc_assets.raw.zone import RawZone
@@ -126,7 +127,7 @@ class TableReading:
             return DefiniteError(
                 reason=f"{what}: Spark reported {condition}, which a repetition would raise again. "
                 f"If the Delta table {self.path} was altered by hand, undo the alteration; "
-                f"otherwise rebuild it: pgcdc rebuild {self.zone.name}"
+                f"otherwise: {rebuild_command(self.zone.name, self.table.qualified_name)}"
             )
         return TransientError(
             reason=f"{what}: the reading of {self.path} ended with {condition}. Run it again."

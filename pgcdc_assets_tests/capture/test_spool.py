@@ -197,7 +197,7 @@ def test_a_full_disk_is_a_transient_error_with_the_remedy(tmp_path: Path) -> Non
         check=True,
     )
     assert "cannot be written: File too large. Free space" in done.stdout
-    assert "Nothing un-landed was confirmed; run it again." in done.stdout
+    assert "No change is lost; run it again." in done.stdout
     assert [path.name for path in (tmp_path / "spool").iterdir()] == [".lock"]
 
 

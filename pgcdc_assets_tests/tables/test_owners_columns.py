@@ -81,7 +81,8 @@ def test_a_dropped_column_of_the_source_stops_the_table_until_a_rebuild(
     landing, path = _merged(spark, zone, target)
     spark.sql(f"ALTER TABLE {delta_table(path)} DROP COLUMN {name}")
     for _ in range(2):
-        assert "pgcdc rebuild" in _refused(spark, landing, target, name)
+        command = f"pgcdc rebuild NAME {target.qualified_name}"
+        assert command in _refused(spark, landing, target, name)
     assert name not in spark.read.format("delta").load(path).columns
     rebuild_table(spark, zone, target, target.scd[0])
     landing.land([insert("4", "d", None, version=2)])

@@ -1,8 +1,9 @@
 """The merges that need no Spark job for each table.
 
-Spark merges the unusual cases: a change of columns, a re-snapshot, and a table with features or
-columns of its owner. In a history, Spark also merges a TRUNCATE, whole old rows, and columns that
-the source has dropped.
+Spark merges the unusual cases: many changes or rows, a change of columns, a re-snapshot, soft
+deletes, a table without a key, and a table with features or columns of its owner. In a history,
+Spark also merges tracked columns, a TRUNCATE, whole old rows, and columns that the source has
+dropped.
 """
 
 from __future__ import annotations

@@ -10,7 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from pgcdc_assets.errors import MergeConflict, ReplicaIdentityError, SchemaChangeError
+from pgcdc_assets.errors import (
+    UNKNOWN_CAPTURE,
+    MergeConflict,
+    ReplicaIdentityError,
+    SchemaChangeError,
+    resnapshot_command,
+)
 from pgcdc_assets.merge.fold.chosen_types import chosen_type
 from pgcdc_assets.merge.fold.dropped_columns import RetainedColumn, find_retained
 from pgcdc_assets.merge.fold.table_schema import DeltaType, Field, Layout, TableSchema
@@ -199,14 +205,16 @@ def _check_identity(
                 identity=relation.replica_identity.sql,
                 reason=f'it does not contain key column "{name}", so a delete does not identify '
                 "its row",
-                remedy="ALTER TABLE ... REPLICA IDENTITY DEFAULT (or FULL); then pgcdc resnapshot",
+                remedy="ALTER TABLE ... REPLICA IDENTITY DEFAULT (or FULL); then "
+                f"{resnapshot_command(UNKNOWN_CAPTURE, relation.qualified_name)}",
             )
 
 
 def _no_key_column(relation: Relation, name: str) -> MergeConflict:
     return MergeConflict(
         table=relation.qualified_name,
-        reason=f'its key column "{name}" is not among its published columns',
+        reason=f'its key column "{name}" is not among its published columns. Correct `key` of this '
+        "table, or publish the column",
     )
 
 

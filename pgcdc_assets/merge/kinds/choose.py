@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.errors import ConfigurationError, rebuild_command
 from pgcdc_assets.merge.kinds.base import TableKind
 from pgcdc_assets.merge.kinds.current_image import CurrentImage
 from pgcdc_assets.merge.kinds.history import History
@@ -40,7 +40,7 @@ def choose_table_kind(spark: SparkSession, zone: RawZone, task: MergeTask) -> Ta
         without_key = KeylessLog if is_log(target, has_key=has_key) else KeylessBag
         kind = CurrentImage if has_key else without_key
     if task.scd == 1 and task.state is not None:
-        _check_kind_is_unchanged(task, task.state, kind.system)
+        _check_kind_is_unchanged(zone.name, task, task.state, kind.system)
     return kind(spark, zone, task)
 
 
@@ -65,7 +65,9 @@ def _has_key(task: MergeTask) -> bool:
     return task.state is None or task.state.properties.get(KEY) != ""
 
 
-def _check_kind_is_unchanged(task: MergeTask, state: ScdState, system: SystemColumns) -> None:
+def _check_kind_is_unchanged(
+    capture: str, task: MergeTask, state: ScdState, system: SystemColumns
+) -> None:
     sent = {c.name for version in task.relations for c in version.relation.columns}
     wanted = {name for name, _, _ in system}
     for column, meaning in _MARKS.items():
@@ -73,7 +75,8 @@ def _check_kind_is_unchanged(task: MergeTask, state: ScdState, system: SystemCol
             continue
         made = "with" if column in state.columns else "without"
         or_key = ", or the key of its source" if column == OP else ""
+        name = task.plan.target.qualified_name
         raise ConfigurationError(
-            reason=f"Table {task.plan.target.qualified_name}: its SCD1 table was made {made} "
-            f"{meaning}, but its settings have changed{or_key}. Rebuild the table: `pgcdc rebuild`."
+            reason=f"Table {name}: its SCD1 table was made {made} {meaning}, but its settings have "
+            f"changed{or_key}. Rebuild the table with: {rebuild_command(capture, name)}"
         )

@@ -11,7 +11,12 @@ import dagster as dg
 
 from pgcdc_assets.capture.snapshot import snapshot_each_table
 from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotReport
-from pgcdc_assets.errors import ConfigurationError, MergeConflict, resnapshot_remedy
+from pgcdc_assets.errors import (
+    ConfigurationError,
+    MergeConflict,
+    rebuild_command,
+    resnapshot_remedy,
+)
 from pgcdc_assets.orchestration.metadata import source_column_schema
 from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
@@ -168,11 +173,12 @@ def _passed(zone: RawZone, table: CdcTable, report: SnapshotReport) -> SnapshotF
     """Return the error of a table that another instance merged past its snapshot."""
     if not is_passed(zone, table, report.position, report.row_count):
         return None
+    name = table.qualified_name
     error = MergeConflict(
-        table=table.qualified_name,
-        reason="it was merged past the copy's LSN while it was copied, so the copy is not applied. "
-        f"{resnapshot_remedy(zone.name, table.qualified_name)}, or rebuild it with `pgcdc "
-        "rebuild`, which begins with the newest copy.",
+        table=name,
+        reason="it was merged past the LSN of the snapshot while it was read, so the snapshot is "
+        f"not applied. {resnapshot_remedy(zone.name, name)}. Or rebuild the table, which begins "
+        f"with its newest snapshot: {rebuild_command(zone.name, name)}",
     )
     return SnapshotFailure(table.schema, table.table, error)
 

@@ -1,8 +1,8 @@
 """Asset checks of the raw zone and the slot.
 
 Three checks follow each captured window: they read the logs and the window's files. The other
-checks query the source. They are part of the job `<name>_checks` and can be run in the UI; the lag
-sensor evaluates all of them except the replica identity.
+checks query the source. They are part of the job `<name>_checks` and can be run in the UI. The lag
+sensor records their results too (`lag_observation.py`, `schema_observation.py`).
 """
 
 from collections import Counter
@@ -277,7 +277,7 @@ def build_source_checks(
                 for key in sorted(c.asset_key for c in selected if c.name == SCHEMA_CHANGES):
                     name = tables[key].name
                     own = [event for event in events if event.table == name]
-                    yield check_schema_changes(key, own, gates.get(name))
+                    yield check_schema_changes(capture.name, key, own, gates.get(name))
 
     return step.restore(source_checks)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import dagster as dg
 
+from pgcdc_assets.errors import resnapshot_command
 from pgcdc_assets.raw.schema_events import SchemaEvent
 from pgcdc_assets.tables.schema_gate import SchemaGate, describe_event
 
@@ -21,11 +22,12 @@ _COLUMNS = ("lsn", "change", "columns", "detail", "needs_snapshot", "found_by", 
 
 
 def check_schema_changes(
-    key: dg.AssetKey, events: Sequence[SchemaEvent], gate: SchemaGate | None
+    capture: str, key: dg.AssetKey, events: Sequence[SchemaEvent], gate: SchemaGate | None
 ) -> dg.AssetCheckResult:
     """Report the schema changes of a table.
 
     Args:
+        capture: the capture's name, for the remedy.
         key: the key of an SCD asset of the table.
         events: the schema events of the table, in stream order.
         gate: the open events; None without an open event.
@@ -36,16 +38,17 @@ def check_schema_changes(
         check_name=SCHEMA_CHANGES,
         passed=gate is None,
         severity=dg.AssetCheckSeverity.WARN,
-        description=newest if gate is None else f"{gate.reason} {remedy_of(gate)}",
+        description=newest if gate is None else f"{gate.reason} {remedy_of(capture, gate)}",
         metadata=schema_change_metadata(events, gate),
     )
 
 
-def remedy_of(gate: SchemaGate) -> str:
+def remedy_of(capture: str, gate: SchemaGate) -> str:
     """Return the sentence that says how the wait for a snapshot ends."""
     if gate.heals:
         return "The lag sensor requests a re-snapshot."
-    return "The table stops here until a person takes a new snapshot: pgcdc resnapshot."
+    command = resnapshot_command(capture, str(gate.events[0].table))
+    return f"The table stops here until a person takes a new snapshot: {command}"
 
 
 def schema_change_metadata(

@@ -1,8 +1,8 @@
 """The passes of a one-shot run: a further pass if the source altered a table that failed.
 
-A pass heals the schema changes that it finds at its start. A table may be altered later: its
-snapshot or merge may then meet a table without its name, or without its key. If the catalog shows a
-later change of a failed table, the next pass begins with that change.
+A pass takes the snapshots for the schema changes that it finds at its start. A table may be altered
+later: its snapshot or merge may then meet a table without its name, or without its key. If the
+catalog shows a later change of a failed table, the next pass begins with that change.
 """
 
 from __future__ import annotations

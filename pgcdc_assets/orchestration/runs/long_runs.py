@@ -2,8 +2,8 @@
 
 The start of a run needs seconds of processor time for a process, its imports and its records in
 Dagster's storage. A run for every window would cost more than the changes. So a sensor sets, by a
-tag, how long a requested run may continue. Other runs, such as a materialisation in the UI, a
-repeated run, or a run of `pgcdc sync`, end after the requested windows.
+tag, how long a requested run may continue. Other runs, such as a materialisation in the UI or a
+repeated run, end after the requested windows. A capture of `pgcdc sync` ends at the barrier.
 
 At the end of its time a run hands over: the sensor requests a successor, whose process starts and
 waits for the pool, and the run continues until then. If Dagster would not start the successor while

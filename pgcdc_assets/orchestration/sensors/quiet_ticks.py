@@ -1,7 +1,7 @@
 """Ticks of the merge sensor that read no SCD table, because nothing has changed in the raw zone.
 
-Whether an SCD table has a new commit is two requests to an object store, or three calls of
-`stat`. With 500 tables and a tick every two seconds these are 500 requests a second, for a
+To see whether an SCD table has a new commit costs two requests to an object store, or three calls
+of `stat`. With 500 tables and a tick every two seconds these are 500 requests a second, for a
 publication without changes.
 """
 

@@ -53,7 +53,7 @@ def observe_schema_changes(
     own = {t: [e for e in events if e.table == t.name] for t in capture.tables}
     tables = {key: table for (table, _), key in scds.items() if own[table]}
     found = [
-        evaluation_of(check_schema_changes(key, own[table], gates.get(table.name)))
+        evaluation_of(check_schema_changes(capture.name, key, own[table], gates.get(table.name)))
         for key, table in tables.items()
     ]
     changed = changed_evaluations(instance, found)

@@ -1,6 +1,6 @@
 """The decision which tables need a snapshot, from plain values.
 
-A re-snapshot heals schema changes that the stream cannot replay. The tags of its run name the
+A re-snapshot resolves schema changes that the stream cannot replay. The tags of its run name the
 newest event, so that attempts for different events are counted separately.
 """
 

@@ -1,4 +1,4 @@
-"""The end of a one-shot run: its barrier, and the schema events that it heals."""
+"""The end of a one-shot run: its barrier, and the schema events that it resolves."""
 
 from __future__ import annotations
 

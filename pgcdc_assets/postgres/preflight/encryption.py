@@ -49,6 +49,6 @@ def check_encryption(conn: Connection, settings: ConnectionSettings) -> Iterator
         "encryption",
         "warning",
         f"The connection is not encrypted: with sslmode={mode} it continues without TLS.",
-        "Set sslmode=verify-full and sslrootcert in the connection string (PGCDC_DSN), or "
-        "sslmode=disable if the network is trusted.",
+        f"Set sslmode=verify-full and sslrootcert in the connection string ({settings.variable}), "
+        "or sslmode=disable if the network is trusted.",
     )

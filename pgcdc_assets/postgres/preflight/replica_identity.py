@@ -231,7 +231,7 @@ def check_identity(
             f"Table {relation.qualified_name} has no key: the SCD1 table is a multiset of rows "
             "(`scd: [1]` only), and a merge of an update or a delete reads the whole table.",
             f"alter table {_sql_name(relation)} add primary key (COLUMN, ...); or declare `key` "
-            "for the table in the definitions; or, to keep changes instead of rows, set "
+            "for the table in the settings; or, to keep changes instead of rows, set "
             "`without_key: log`.",
             relation.qualified_name,
         )

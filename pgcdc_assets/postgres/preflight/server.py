@@ -269,8 +269,8 @@ def check_slot(
             f"Replication slot {slot} was read before, through {status.confirmed_flush_lsn}, but "
             "not into this lake: another lake or program may need the changes of the slot.",
             "Set PGCDC_LAKE to the lake that was filled from the slot, or give this capture a slot "
-            "of its own (`slot`). If nothing else uses the slot: pgcdc sync --name NAME "
-            "--adopt-slot.",
+            "of its own (`slot`). If nothing else uses the slot: pgcdc sync --name "
+            f"{capture or UNKNOWN_CAPTURE} --adopt-slot",
         )
     yield from _check_health(status, capture)
 
@@ -290,7 +290,7 @@ def _check_room(server: Server, *, needs_slot: bool, is_streaming: bool) -> Iter
     if free < 1 + needs_slot:
         idle = f" Inactive slots: {server.idle_slots}." if server.idle_slots else ""
         remedy = (
-            "Drop an unused slot with select pg_drop_replication_slot(NAME), or raise "
+            "Drop an unused slot with select pg_drop_replication_slot('NAME'), or raise "
             f"max_replication_slots and restart the server.{idle}"
         )
         if free < 1:

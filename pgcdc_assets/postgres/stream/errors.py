@@ -105,8 +105,7 @@ def stream_failure(
         return ConnectionLost(server=server, doing="reading the stream", reason=reason)
     if sqlstate.startswith(("53", "40", "57")) or sqlstate == "55P03":
         return TransientError(
-            reason=f"{server}: {reason} while reading slot {slot}. Nothing un-landed was "
-            "confirmed; run it again."
+            reason=f"{server}: {reason} while reading slot {slot}. No change is lost; run it again."
         )
     change = _IN_CHANGE.search(error.context)
     if change is not None:
@@ -114,8 +113,8 @@ def stream_failure(
         return DefiniteError(
             reason=f"{server}: the server cannot print a row that was written at {change[1]} "
             f"(SQLSTATE {sqlstate}; the full message is in the server's log), so slot {slot} "
-            "cannot pass this row, at any attempt. Nothing un-landed was confirmed. To continue "
-            f"behind the row, drop the slot (select pg_drop_replication_slot('{slot}')) and run "
+            "cannot pass this row, at any attempt. To continue "
+            f"after the row, drop the slot (select pg_drop_replication_slot('{slot}')) and run "
             f"{renewal}, which takes new snapshots of all tables. A table whose rows cannot be "
             "printed stays without a snapshot until its rows are corrected; the others continue."
         )
@@ -123,8 +122,8 @@ def stream_failure(
         return DefiniteError(
             reason=f"{server}: {reason} (SQLSTATE {sqlstate}). Slot {slot} cannot pass a prepared "
             "transaction that has truncated or rewritten a table, has changed the table in a "
-            "subtransaction, and was rolled back (a defect of Postgres with two_phase). Nothing "
-            "un-landed was confirmed. Set stream.two_phase to false, drop the slot (select "
+            "subtransaction, and was rolled back (a defect of Postgres with two_phase). Set "
+            "stream.two_phase to false, drop the slot (select "
             f"pg_drop_replication_slot('{slot}')), then begin a new epoch with {renewal}, which "
             "takes new snapshots of all tables."
         )
@@ -132,8 +131,8 @@ def stream_failure(
         # An output plugin's error, of another callback: the sentence may contain a value as well.
         reason = "the output plugin failed; the full message is in the server's log"
     return DefiniteError(
-        reason=f"{server}: {reason} (SQLSTATE {sqlstate}) while reading slot {slot}. Nothing "
-        "un-landed was confirmed."
+        reason=f"{server}: {reason} (SQLSTATE {sqlstate}) while reading slot {slot}. No "
+        "change is lost: the slot keeps the WAL. Correct the cause, then run it again."
     )
 
 

@@ -38,7 +38,8 @@ def test_a_rebuild_begins_with_the_snapshot_after_the_key_has_changed(
     (failure,) = merge_tables(spark, zone, [LOG], landing.windows[-1])
     assert isinstance(failure, MergeFailure)
     assert isinstance(failure.error, ConfigurationError)
-    assert "or the key of its source. Rebuild the table: `pgcdc rebuild`" in str(failure.error)
+    command = f"pgcdc rebuild {zone.name} {LOG.qualified_name}"
+    assert f"or the key of its source. Rebuild the table with: {command}" in str(failure.error)
 
     path = rebuild_table(spark, zone, LOG, 1).path
     landing.land([insert("5", "e", version=2)])

@@ -170,5 +170,5 @@ def test_a_snapshot_that_another_process_merged_past_is_reported_if_it_is_not_ap
     )
     assert result.success is sees_it
     for failure in result.get_step_failure_events():
-        assert "merged past the copy's LSN" in str(failure.event_specific_data)
+        assert "merged past the LSN of the snapshot" in str(failure.event_specific_data)
     assert orchestrated.equals_source("a")
