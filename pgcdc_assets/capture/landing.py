@@ -127,8 +127,8 @@ class Landing:
                 return
             meter.enter(Phase.WAITING)
         raise TransientError(
-            reason=f"The stream ended before the end of window {self.window.key}. No "
-            "change is lost; run it again."
+            reason=f"The stream ended before the end of window {self.window.key}. "
+            "No change is lost; run it again."
         )
 
     def _decoded(self, batch: MessageBatch) -> Iterator[pa.RecordBatch]:

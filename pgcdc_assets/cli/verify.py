@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
         )
     left_out: list[dict[CdcTable, str]] = []
     results: list[Comparison] = []
-    unequal: dict[str, list[str]] = {}
+    unequal: dict[str, list[Comparison]] = {}
     failures: list[PgcdcError] = []
     with open_instance() as instance:
         for loaded in captures:
@@ -63,19 +63,19 @@ def run(options: argparse.Namespace) -> int:
                 left_out.append(why_not)
                 tables = _choose(loaded, options.tables, why_not)
                 for outcome in _verify(instance, location, loaded, tables, why_not, options):
-                    if not isinstance(outcome, Comparison):
+                    if isinstance(outcome, PgcdcError):
                         failures.append(outcome)
                         continue
                     results.append(outcome)
                     if not outcome.is_equal:
-                        unequal.setdefault(loaded.capture.name, []).append(outcome.qualified_name)
+                        unequal.setdefault(loaded.capture.name, []).append(outcome)
             except PgcdcError as error:
                 # Compare the other captures, and print what is compared already.
                 named = error.in_capture(loaded.capture.name)
                 if len(captures) > 1:
                     complain(f"{loaded.capture.name}: {named}")
                 failures.append(named)
-    different = [result for result in results if not result.is_equal]
+    different = [result for found in unequal.values() for result in found]
     _print(results, different)
     if not options.tables:
         _print_left_out(left_out)
@@ -83,7 +83,10 @@ def run(options: argparse.Namespace) -> int:
         raise max(failures, key=lambda error: error.exit_status)
     if unequal:
         named_tables = ", ".join(result.qualified_name for result in different)
-        commands = "; ".join(rebuild_command(name, *found) for name, found in unequal.items())
+        commands = "; ".join(
+            rebuild_command(capture, *(result.qualified_name for result in found))
+            for capture, found in unequal.items()
+        )
         raise DifferenceFound(
             reason=f"Not equal to the source at the same LSN: {named_tables}. Rebuild from the raw "
             f"zone with: {commands}"

@@ -113,8 +113,8 @@ def stream_failure(
         return DefiniteError(
             reason=f"{server}: the server cannot print a row that was written at {change[1]} "
             f"(SQLSTATE {sqlstate}; the full message is in the server's log), so slot {slot} "
-            "cannot pass this row, at any attempt. To continue "
-            f"after the row, drop the slot (select pg_drop_replication_slot('{slot}')) and run "
+            "cannot pass this row, at any attempt. To continue after the row, "
+            f"drop the slot (select pg_drop_replication_slot('{slot}')) and run "
             f"{renewal}, which takes new snapshots of all tables. A table whose rows cannot be "
             "printed stays without a snapshot until its rows are corrected; the others continue."
         )
@@ -131,8 +131,8 @@ def stream_failure(
         # An output plugin's error, of another callback: the sentence may contain a value as well.
         reason = "the output plugin failed; the full message is in the server's log"
     return DefiniteError(
-        reason=f"{server}: {reason} (SQLSTATE {sqlstate}) while reading slot {slot}. No "
-        "change is lost: the slot keeps the WAL. Correct the cause, then run it again."
+        reason=f"{server}: {reason} (SQLSTATE {sqlstate}) while reading slot {slot}. "
+        "No change is lost: the slot keeps the WAL. Correct the cause, then run it again."
     )
 
 
