@@ -14,11 +14,18 @@ from pgcdc_assets.errors import (
     ConfigurationError,
     ConnectionLost,
     DefiniteError,
+    MergeConflict,
     PgcdcError,
+    ReplicaIdentityError,
+    SchemaChangeError,
     SlotLost,
+    SnapshotNeeded,
+    TableRefused,
     TransientError,
     WindowUnavailable,
     error_named,
+    rebuild_command,
+    resnapshot_command,
 )
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings
@@ -215,3 +222,49 @@ def test_the_error_of_a_policy_is_known_by_its_source(
     found = reading_failure(ConnectionSettings("host=h user=u"), relation, error)
     assert type(found) is kind
     assert said in str(found)
+
+
+@pytest.mark.parametrize(
+    ("error", "ending"),
+    [
+        (
+            MergeConflict(table="public.new", reason="b. Rebuild", command=rebuild_command),
+            "Rebuild: pgcdc rebuild shop public.old",
+        ),
+        (
+            TableRefused(table="public.new", reason="it differs. Run", command=resnapshot_command),
+            "Run: pgcdc resnapshot shop public.old",
+        ),
+        (
+            ReplicaIdentityError(
+                relation="public.new",
+                identity="NOTHING",
+                reason="a key is missing",
+                remedy="ALTER TABLE ...",
+                command=resnapshot_command,
+            ),
+            "with: ALTER TABLE ...; then pgcdc resnapshot shop public.old",
+        ),
+        (
+            SchemaChangeError(relation="public.new", column="v", reason="its type changed"),
+            "with: pgcdc resnapshot shop public.old",
+        ),
+        (
+            SnapshotNeeded(table="public.new", reason="its file is missing"),
+            "with: pgcdc resnapshot shop public.old",
+        ),
+        (MergeConflict(table="public.new", reason="it differs."), "differs."),
+    ],
+)
+def test_a_command_has_the_capture_and_the_table_s_name_in_the_settings(
+    error: PgcdcError, ending: str
+) -> None:
+    """The merge knows the name that the source gave to the table."""
+    for each in (error, pickle.loads(pickle.dumps(error))):
+        named = each.in_capture("shop", "public.old")
+        assert type(named) is type(error)
+        assert str(named).startswith("Table public.new")
+        assert str(named).endswith(ending)
+        assert str(named.in_capture("other", "public.other")) == str(named)
+    with_relation = str(error.in_capture("shop"))
+    assert with_relation.endswith(ending.replace("public.old", "public.new"))

@@ -68,12 +68,12 @@ class PgcdcError(Exception):
     def in_capture(self, capture: str, table: str = "") -> Self:
         """Return the error with the names of the capture and of the table in its remedy.
 
-        The code that raises an error about a table does not know the table's capture, and may know
-        the path of the table only.
+        The code that raises an error about a table does not know the table's capture. It may know
+        the path of the table only, or the name that the source has given to the table.
         """
         facts = self.facts
-        unknown = {"capture": UNKNOWN_CAPTURE, "table": ""}
-        names = {"capture": capture, "table": table}
+        unknown = {"capture": UNKNOWN_CAPTURE, "table": "", "declared": ""}
+        names = {"capture": capture, "table": table, "declared": table}
         found = {name: names[name] for name in names if facts.get(name) == unknown[name]}
         if not found:
             return self
@@ -154,16 +154,18 @@ class SnapshotError(DefiniteError):
 
     Attributes:
         about: name of the attribute with the table's name; None: all tables of the capture.
+        declared: the table's name in the settings; empty: the same name.
     """
 
     about: ClassVar[str | None] = "table"
 
     capture: str = UNKNOWN_CAPTURE
+    declared: str = ""
 
     @property
     def remedy(self) -> str:
         """The command that takes the snapshot."""
-        tables = () if self.about is None else (getattr(self, self.about),)
+        tables = () if self.about is None else (self.declared or getattr(self, self.about),)
         return resnapshot_remedy(self.capture, *tables)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pgcdc_assets.errors.base import (
     UNKNOWN_CAPTURE,
     DefiniteError,
@@ -67,13 +69,32 @@ class RawExpired(DefiniteError):
 
 
 class ReplicaIdentityError(DefiniteError):
-    """A table's replica identity does not allow the requested operation."""
+    """A table's replica identity does not allow the requested operation.
 
-    message = "Table {relation} has replica identity {identity}: {reason}. Change it with: {remedy}"
+    Attributes:
+        remedy: the statement that changes the replica identity.
+        declared: the table's name in the settings; empty: `relation`.
+        command: returns the command of a capture and a table that follows the statement; None: no
+            command follows.
+    """
+
+    message = (
+        "Table {relation} has replica identity {identity}: {reason}. Change it with: {remedy}{then}"
+    )
 
     relation: str
     identity: str
     remedy: str
+    capture: str = UNKNOWN_CAPTURE
+    declared: str = ""
+    command: Callable[[str, str], str] | None = None
+
+    @property
+    def then(self) -> str:
+        """The end of the sentence, with the command."""
+        if self.command is None:
+            return ""
+        return f"; then {self.command(self.capture, self.declared or self.relation)}"
 
 
 class SchemaChangeError(SnapshotError):
@@ -168,11 +189,27 @@ class TableRestored(TableDamaged):
 
 
 class MergeConflict(DefiniteError):
-    """A table cannot be merged as requested."""
+    """A table cannot be merged as requested.
 
-    message = "Table {table} cannot be merged: {reason}"
+    Attributes:
+        declared: the table's name in the settings; empty: `table`.
+        command: returns the command of a capture and a table that ends the reason; None: the reason
+            is complete.
+    """
+
+    message = "Table {table} cannot be merged: {reason}{then}"
 
     table: str
+    capture: str = UNKNOWN_CAPTURE
+    declared: str = ""
+    command: Callable[[str, str], str] | None = None
+
+    @property
+    def then(self) -> str:
+        """The end of the sentence, with the command."""
+        if self.command is None:
+            return ""
+        return f": {self.command(self.capture, self.declared or self.table)}"
 
 
 class TableRefused(MergeConflict):

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from pgcdc_assets import failpoints
-from pgcdc_assets.errors import UNKNOWN_CAPTURE, MergeConflict, TableRefused, rebuild_command
+from pgcdc_assets.errors import MergeConflict, TableRefused, rebuild_command
 from pgcdc_assets.merge.fold.table_schema import Field, TableSchema
 from pgcdc_assets.merge.fold.type_changes import date_as_timestamp
 from pgcdc_assets.raw.relations import RelationVersion
@@ -77,7 +77,8 @@ def find_column_changes(columns: Sequence[TableColumn], schema: TableSchema) -> 
                 table=table,
                 reason=f'a column of the source is now called "{name}", and the Delta table has a '
                 "column of its owner with this name. Rename that column, or rebuild the table, "
-                f"which removes it: {rebuild_command(UNKNOWN_CAPTURE, table)}",
+                "which removes it",
+                command=rebuild_command,
             )
     types = {
         fields[column.name].name: column.type
@@ -110,14 +111,14 @@ def check_none_lost(
         return
     names = ", ".join(f'"{each.name}"' for each in lost)
     columns = ", ".join(f"{identifier(each.name)} {each.type.ddl}" for each in lost)
-    table = schema.relation.qualified_name
     raise TableRefused(
-        table=table,
+        table=schema.relation.qualified_name,
         reason=f"the Delta table {path} lacks {names}, which the source has and earlier merges "
-        "have written. If its owner has dropped or renamed the column, rebuild the table, which "
-        f"gives its rows the values again: {rebuild_command(UNKNOWN_CAPTURE, table)}. Or run in "
-        f"Spark: ALTER TABLE {delta_table(path)} ADD COLUMNS ({columns}); the value is then NULL "
-        "in each row until the row changes at the source",
+        "have written. If its owner has dropped or renamed the column, run in Spark: ALTER TABLE "
+        f"{delta_table(path)} ADD COLUMNS ({columns}); the value is then NULL in each row until "
+        "the row changes at the source. Or rebuild the table, which gives its rows the values "
+        "again",
+        command=rebuild_command,
     )
 
 

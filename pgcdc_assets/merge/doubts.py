@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pgcdc_assets.errors import (
-    UNKNOWN_CAPTURE,
     DefiniteError,
     ReplicaIdentityError,
     SchemaChangeError,
@@ -49,8 +48,8 @@ class Doubt:
                 identity=self.identity,
                 reason=self.reason,
                 remedy="the statement that `pgcdc check` prints for the partition, or fill the "
-                "column and validate its constraint; then "
-                f"{resnapshot_command(UNKNOWN_CAPTURE, str(table))}",
+                "column and validate its constraint",
+                command=resnapshot_command,
             )
         return SchemaChangeError(
             relation=str(table),

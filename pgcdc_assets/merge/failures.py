@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import (
-    UNKNOWN_CAPTURE,
     ConfigurationError,
     MergeConflict,
     PgcdcError,
@@ -119,8 +118,8 @@ def _explained(task: MergeTask, error: Exception, session: SparkSession | None) 
             table=name,
             reason=f"Spark reported {definite}, which a retry would raise again. Nothing was "
             "committed; Spark's log may have the details. If the Delta table was altered by "
-            "hand, undo the alteration; otherwise rebuild the table: "
-            f"{rebuild_command(UNKNOWN_CAPTURE, name)}",
+            "hand, undo the alteration; otherwise rebuild the table",
+            command=rebuild_command,
         )
     return _transient(name, condition)
 
@@ -178,8 +177,8 @@ def _null_key(task: MergeTask, column: str) -> MergeConflict:
         reason=f'column "{column}" of its configured key is NULL in a row, so the key does not '
         "identify the row. Fill the column and run: "
         f"alter table {quoted(table.schema, table.table)} alter column {quoted(column)} set not "
-        "null; or name another key in the settings. Then run: "
-        f"{resnapshot_command(UNKNOWN_CAPTURE, table.qualified_name)}",
+        "null; or name another key in the settings. Then run",
+        command=resnapshot_command,
     )
 
 

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from pgcdc_assets.errors import RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn, Position
+from pgcdc_assets.protocol.messages import POSTGRES_EPOCH_US
 from pgcdc_assets.raw.compaction import copy_rows, removals
 from pgcdc_assets.raw.scan import DataFile, count_rows, data_files, with_statistics
 from pgcdc_assets.raw.snapshots import (
@@ -28,6 +29,9 @@ from pgcdc_assets.raw.table import CommitRefused
 from pgcdc_assets.raw.window_rows import LandedWindow
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
+
+# The time of a replicated transaction whose session gave none, as of a subscription's first copy.
+_NO_TIME = dt.datetime.fromtimestamp(POSTGRES_EPOCH_US / 1e6, dt.UTC)
 
 
 @dataclass(frozen=True)
@@ -175,6 +179,7 @@ def _new_floor(
       retention until that time.
     - A time before that of an earlier window is wrong. Otherwise the commits of a clock of the past
       would be removed soon after their landing.
+    - The time of a commit without a time is wrong.
 
     A window with such a time, or without rows, is removed with the next window with a right time.
     A wrong time that does not show delays the removal, by less than the error of the clock.
@@ -187,7 +192,9 @@ def _new_floor(
         if merged_through is not None and landed.window.end > merged_through:
             break
         time = landed.last_commit_ts
-        if time is None or time > now or (newest is not None and time < newest):
+        if time is None or time == _NO_TIME or time > now:
+            continue
+        if newest is not None and time < newest:
             continue
         if time >= older_than:
             break

@@ -115,6 +115,19 @@ def test_a_commit_with_a_wrong_clock_neither_ends_the_retention_nor_is_removed_e
     assert remove_windows(zone, 1, Lsn(1110), COMMIT_TS + 10.5 * DAY).floor == Lsn(1110)
 
 
+def test_commits_without_a_time_are_kept_as_long_as_the_next_commit(zone: RawZone) -> None:
+    """A subscription copies its tables first, by transactions without a time."""
+    no_time = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
+    for day in range(2):
+        start = 1000 + 10 * day
+        zone.changes.land(window(start, start + 10), [transaction(start + 5, 2, commit_ts=no_time)])
+    assert remove_windows(zone, 1, Lsn(1020), COMMIT_TS).floor is None
+    land_days(zone, 2, day=2)
+    assert remove_windows(zone, 1, Lsn(1040), COMMIT_TS + 1.5 * DAY).floor is None
+    assert starts(zone) == [1000, 1010, 1020, 1030]
+    assert remove_windows(zone, 1, Lsn(1040), COMMIT_TS + 2.5 * DAY).floor == Lsn(1030)
+
+
 def test_a_time_of_the_future_that_has_come_delays_the_removal_of_the_next_windows(
     zone: RawZone,
 ) -> None:

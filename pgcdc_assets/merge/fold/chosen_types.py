@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from pgcdc_assets.errors import UNKNOWN_CAPTURE, MergeConflict, SchemaChangeError, rebuild_command
+from pgcdc_assets.errors import MergeConflict, SchemaChangeError, rebuild_command
 from pgcdc_assets.merge.fold.table_schema import TEXT, DeltaType, Field, TableSchema
 from pgcdc_assets.protocol.relation import Column
 from pgcdc_assets.tables.properties import CHOSEN_TYPES
@@ -108,13 +108,12 @@ def check_retypes(schema: TableSchema, properties: Mapping[str, str], stored: st
             before == "STRING" or (field.name not in known and before.startswith(_WITH_TEXT))
         )
         if not has_text or (field.chosen is None and field.type.ddl.startswith("ARRAY")):
-            name = schema.relation.qualified_name
             raise MergeConflict(
-                table=name,
+                table=schema.relation.qualified_name,
                 reason=f'the type of column "{field.name}" in the settings changed from {before} '
                 f"to {field.type.ddl}, and its stored values do not give the source's texts. "
-                "Restore the setting, or write the table from the raw zone with: "
-                f"{rebuild_command(UNKNOWN_CAPTURE, name)}",
+                "Restore the setting, or write the table from the raw zone with",
+                command=rebuild_command,
             )
 
 

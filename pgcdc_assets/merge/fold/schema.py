@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from pgcdc_assets.errors import (
-    UNKNOWN_CAPTURE,
     MergeConflict,
     ReplicaIdentityError,
     SchemaChangeError,
@@ -205,8 +204,8 @@ def _check_identity(
                 identity=relation.replica_identity.sql,
                 reason=f'it does not contain key column "{name}", so a delete does not identify '
                 "its row",
-                remedy="ALTER TABLE ... REPLICA IDENTITY DEFAULT (or FULL); then "
-                f"{resnapshot_command(UNKNOWN_CAPTURE, relation.qualified_name)}",
+                remedy="ALTER TABLE ... REPLICA IDENTITY DEFAULT (or FULL)",
+                command=resnapshot_command,
             )
 
 

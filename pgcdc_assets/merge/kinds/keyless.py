@@ -56,7 +56,7 @@ class KeylessBag(TableKind):
         assert stats is not None and state is not None
         if not task.version_order:
             return self.empty(state, step)
-        _check_whole_rows(self.zone.name, task, stats)
+        _check_whole_rows(task, stats)
         schema = self.build_changes_schema(state)
         state, step = self.follow_columns(state, schema, step)
         fold = Fold(schema, stats)
@@ -99,7 +99,7 @@ class KeylessLog(TableKind):
         task, stats = self.task, self.task.stats
         assert stats is not None and state is not None
         if task.version_order:
-            _check_whole_rows(self.zone.name, task, stats)
+            _check_whole_rows(task, stats)
         schema = self.build_changes_schema(state)
         state, step = self.follow_columns(state, schema, step)
         changes = read_changes(self.spark, self.zone, task, keeps_truncated=True)
@@ -108,21 +108,20 @@ class KeylessLog(TableKind):
         return Counts(None, may_be_rescued=schema.may_rescue)
 
 
-def _check_whole_rows(capture: str, task: MergeTask, stats: ChangeStats) -> None:
+def _check_whole_rows(task: MergeTask, stats: ChangeStats) -> None:
     """Check that updates and deletes bring their whole old rows.
 
     Raises:
         ReplicaIdentityError: a change came while the replica identity was not FULL.
     """
     if stats.old_kinds - {"O"}:
-        name = task.plan.target.qualified_name
         raise ReplicaIdentityError(
-            relation=name,
+            relation=task.plan.target.qualified_name,
             identity="other than FULL",
             reason="updates or deletes came without their whole old rows, and a table without a "
             "key needs the old rows to find the changed ones",
-            remedy="ALTER TABLE ... REPLICA IDENTITY FULL; then "
-            f"{resnapshot_command(capture, name)}",
+            remedy="ALTER TABLE ... REPLICA IDENTITY FULL",
+            command=resnapshot_command,
         )
 
 

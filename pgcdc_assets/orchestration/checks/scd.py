@@ -109,9 +109,10 @@ def build_table_checks(
                 if isinstance(outcome, dg.AssetCheckResult):
                     yield outcome
                     continue
-                name = f"{wanted[check][0].qualified_name} ({check.name})"
-                context.log.error(f"{name}: {outcome}")
-                failures.append((name, outcome))
+                table = wanted[check][0].qualified_name
+                error = outcome.in_capture(capture.name, table)
+                context.log.error(f"{table} ({check.name}): {error}")
+                failures.append((f"{table} ({check.name})", error))
         if failures:
             raise_failed("Not checked", failures, capture.name)
 

@@ -10,7 +10,12 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from pgcdc_assets.errors import ConfigurationError, TransientError
+from pgcdc_assets.errors import (
+    ConfigurationError,
+    MergeConflict,
+    TransientError,
+    rebuild_command,
+)
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.orchestration.build import build_cdc_definitions
 from pgcdc_assets.orchestration.checks import scd as table_checks
@@ -87,7 +92,7 @@ def passed(result: dg.ExecuteInProcessResult) -> set[tuple[str, str]]:
 def test_a_failed_comparison_does_not_prevent_other_comparisons(
     zone: RawZone, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error = ConfigurationError(reason="Table public.a may not be read.")
+    error = MergeConflict(table="public.x", reason="It differs. Build it", command=rebuild_command)
 
     def compare(*arguments: Any, **_: Any) -> Iterator[Comparison | ComparisonFailure]:
         for found in compare_equal(*arguments):
@@ -102,7 +107,8 @@ def test_a_failed_comparison_does_not_prevent_other_comparisons(
     data = failure.step_failure_data.user_failure_data
     assert data is not None
     assert data.description == (
-        "Not checked: public.a (equals_source). Table public.a may not be read."
+        "Not checked: public.a (equals_source). Table public.x cannot be merged: It differs. Build "
+        f"it: pgcdc rebuild {zone.name} public.a"
     )
 
 
