@@ -51,6 +51,7 @@ class SchemaStops:
             other snapshot.
         holds: positions right before the events that need a snapshot, in order.
         replaced: the events of tables whose name another table has.
+        captured_through: returns the end of the landed windows of an epoch.
     """
 
     through: LsnWindow
@@ -61,6 +62,7 @@ class SchemaStops:
     keyless: Mapping[TableName, Relation]
     holds: Mapping[TableName, Sequence[Position]]
     replaced: Sequence[SchemaEvent]
+    captured_through: Callable[[int], Lsn | None]
 
     @classmethod
     def read(
@@ -101,7 +103,17 @@ class SchemaStops:
             if any(event.needs_snapshot for event in own):
                 copied = snapshots_with_key(target, reached, relations)
                 keyed |= find_gates([target], own, copied)
-        return cls(through, is_bounded, gates, unreached, keyed, keyless, _holds(events), replaced)
+        return cls(
+            through,
+            is_bounded,
+            gates,
+            unreached,
+            keyed,
+            keyless,
+            _holds(events),
+            replaced,
+            zone.changes.captured_through,
+        )
 
     def plan(
         self,
@@ -131,12 +143,16 @@ class SchemaStops:
             error = gate.error(name, self.through.end_position)
             if error is not None:
                 raise error
-        if target.keeps_history(scd) and watermark is not None:
-            # A snapshot is applied after all changes before the snapshot.
-            gates = self.keyed if target.needs_key(scd) else self.unreached
-            gate = gate_after(gates, name, watermark)
+        if gate is not None and self._is_final(gate, watermark):
+            # Without a snapshot of a later epoch, as of a table that left the publication.
+            within = LsnWindow(gate.hold.epoch, Lsn(0), gate.hold.lsn)
+        else:
+            if target.keeps_history(scd) and watermark is not None:
+                # A snapshot is applied after all changes before the snapshot.
+                gates = self.keyed if target.needs_key(scd) else self.unreached
+                gate = gate_after(gates, name, watermark)
+            within = self._within(name, gate)
         keyless = self.keyless.get(name) if target.needs_key(scd) else None
-        within = self._within(name, gate)
         try:
             found = plan(within)
         except SnapshotNeeded:
@@ -189,14 +205,23 @@ class SchemaStops:
             for event in self.replaced
         )
 
+    def _is_final(self, gate: SchemaGate, watermark: Position | None) -> bool:
+        """Return whether a merge of a later epoch would fold changes behind an open event.
+
+        No snapshot of the later epoch has healed the event, and none may follow.
+        """
+        is_of_table = watermark is not None and watermark.epoch == gate.hold.epoch
+        if self.is_bounded or not is_of_table or gate.hold.epoch >= self.through.epoch:
+            return False
+        captured = self.captured_through(gate.hold.epoch)
+        return captured is not None and gate.is_reached(Position(gate.hold.epoch, captured))
+
     def _within(self, name: TableName, gate: SchemaGate | None) -> LsnWindow:
         """Return the window with the end of what the table may fold."""
         if gate is None or not gate.is_reached(self.through.end_position):
             return self.through
         if self.is_bounded:
             raise schema_change_error(name, gate.events[0])
-        if gate.hold.epoch < self.through.epoch:
-            return LsnWindow(gate.hold.epoch, Lsn(0), gate.hold.lsn)
         return self.through._replace(end=gate.hold.lsn)
 
     def _cut(self, name: TableName, found: Plan, plan: Callable[[LsnWindow], Plan]) -> Plan:

@@ -253,6 +253,9 @@ def read_state(zone: RawZone, capture: CdcCapture) -> CaptureState:
         if watermark is not None:
             if has_left and copied is None:
                 reachable = min(reachable, Position(watermark.epoch + 1, Lsn(0)))
+                if gate is not None:
+                    # No snapshot heals the event any more, so the table ends before it.
+                    reachable = min(reachable, gate.hold)
             waiting = _changes_between(windows, names, table, watermark, reachable)
         merged = watermark
         if watermark is not None and waiting == 0 and not is_stopped:

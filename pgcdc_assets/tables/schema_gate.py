@@ -213,6 +213,13 @@ def record_unforeseen(
     Returns:
         The new event; None if there is no such version.
     """
+    newest = _newest_snapshot(zone, name, through)
+    if newest is not None and newest.epoch < through.epoch:
+        # A table that left the publication is merged through the end of its last epoch.
+        captured = zone.changes.captured_through(newest.epoch)
+        if captured is None:
+            return None
+        through = LsnWindow(newest.epoch, Lsn(0), captured)
     is_new_table = error.column == ALL_COLUMNS
     change = SchemaChange(error.change or SchemaChange.TYPE_CHANGED)
     found: list[tuple[Lsn, int, str]] = []
@@ -224,7 +231,7 @@ def record_unforeseen(
             for event in zone.schema_events.read()
             if event.found_by == MERGE and event.table == name and event.epoch == through.epoch
         )
-        for version, lsn in _versions_in_use(zone, name, through):
+        for version, lsn in _versions_in_use(zone, name, newest, through):
             relation_id, label = version.relation.relation_id, f"Relation version {version.version}"
             if earlier[relation_id, label] < _EVENTS_OF_VERSION:
                 found.append((lsn, relation_id, f"{label}: {error.reason}"))
@@ -245,14 +252,9 @@ def record_unforeseen(
     return None
 
 
-def _versions_in_use(
-    zone: RawZone, name: TableName, through: LsnWindow
-) -> list[tuple[RelationVersion, Lsn]]:
-    """Return the versions of the changes since the newest snapshot, with their first commit LSN.
-
-    The version of the snapshot itself is left out.
-    """
-    newest = max(
+def _newest_snapshot(zone: RawZone, name: TableName, through: LsnWindow) -> Snapshot | None:
+    """Return the newest snapshot of a table before the end of a merge."""
+    return max(
         (
             snapshot
             for snapshot in zone.snapshots.complete_snapshots()
@@ -261,6 +263,15 @@ def _versions_in_use(
         key=lambda snapshot: snapshot.position,
         default=None,
     )
+
+
+def _versions_in_use(
+    zone: RawZone, name: TableName, newest: Snapshot | None, through: LsnWindow
+) -> list[tuple[RelationVersion, Lsn]]:
+    """Return the versions of the changes since the newest snapshot, with their first commit LSN.
+
+    The version of the snapshot itself is left out.
+    """
     relations = zone.source_relations(through.epoch)
     ids = relations.relation_ids(name)
     copied = None if newest is None else relations.snapshot_version(newest)

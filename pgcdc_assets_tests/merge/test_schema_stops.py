@@ -44,12 +44,14 @@ def _plan(
     *,
     target: CdcTable = TABLE,
     is_bounded: bool = False,
+    through: LsnWindow = NEWEST,
 ) -> tuple[Plan, str]:
 
     def relations(epoch: int) -> SourceRelations:
         return SourceRelations(epoch, snapshots, zone.relations.versions(epoch))
 
-    stops = SchemaStops.read(zone, [target], snapshots, NEWEST, relations, is_bounded=is_bounded)
+    stops = SchemaStops.read(zone, [target], snapshots, through, relations, is_bounded=is_bounded)
+    stops = replace(stops, captured_through=lambda epoch: NEWEST.end)
     mark = None if watermark is None else Position(1, Lsn(watermark))
     usable = list(snapshots)
     if target.needs_key(scd):
@@ -90,6 +92,21 @@ def test_a_table_folds_only_changes_before_the_event(changed: RawZone, scd: int)
     assert (first.snapshot, first.end) == (FIRST, 247)
     for watermark in (247, 300):
         held, waits_for = _plan(changed, scd, watermark)
+        assert (held.start, held.end, held.recorded_changes) == (watermark, watermark, 0)
+        assert waits_for
+
+
+@pytest.mark.parametrize("scd", [1, 2])
+def test_the_rest_of_an_epoch_ends_before_an_event_without_a_snapshot(
+    changed: RawZone, scd: int
+) -> None:
+    """A table that left the publication gets no snapshot of the next epoch."""
+    through = LsnWindow.of(2, 50, 60)
+    plan, waits_for = _plan(changed, scd, 150, through=through)
+    assert (plan.epoch, plan.start, plan.end, plan.is_last) == (1, 150, 247, True)
+    assert "type_changed (v) at 0/F8" in waits_for
+    for watermark in (247, 300):
+        held, waits_for = _plan(changed, scd, watermark, through=through)
         assert (held.start, held.end, held.recorded_changes) == (watermark, watermark, 0)
         assert waits_for
 

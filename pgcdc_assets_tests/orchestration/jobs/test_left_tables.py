@@ -82,3 +82,37 @@ def test_a_table_that_left_holds_no_windows_of_a_renewed_epoch_and_loses_no_chan
     assert left_tables(third.zone, capture) == {}
     assert rows(third, spark) == [5, 6]
     assert third.equals_source("a")
+
+
+@pytest.mark.sampled
+def test_a_table_that_left_before_the_snapshot_of_a_change_does_not_fail_in_the_next_epoch(
+    database: Database, lake: Lake, instance: dg.DagsterInstance, spark: SparkSession
+) -> None:
+    """No snapshot heals the change any more, so the table ends before the change."""
+    database.execute("create table a (id int primary key)")
+    database.execute("create table b (id int primary key, v int); insert into b values (1, 1)")
+    database.execute("create publication pub for all tables")
+    windows = WindowPolicy(max_age_seconds=0, retry_seconds=0, run_seconds=0)
+    first = Orchestrated(database, lake, instance, followed_capture(database, windows))
+    first.tick("lag")
+    first = loaded_again(first)
+    first.sync()
+
+    first.commit("insert into b values (2, 2)")
+    first.commit("alter table b alter v type date using null")
+    first.commit("insert into b values (3, '2024-01-01')")
+    requests = first.tick("lag", one_shot=True).run_requests
+    (wanted,) = [each for each in requests if each.job_name == f"{NAME}_capture"]
+    assert first.execute(wanted, "capture").success
+    first.commit("drop table b")
+    database.execute("select pg_drop_replication_slot(%s)", (first.capture.slot,))
+    assert renew_epoch(database.settings(), first.zone, first.capture.slot, "pub").epoch == 2
+    first.commit("insert into a values (3)")
+    first.tick("lag")
+    second = loaded_again(first)
+    for _ in range(2):
+        second.sync()
+        assert rows(second, spark) == [1, 2]
+    assert list(left_tables(second.zone, second.capture)) == [B]
+    assert second.equals_source("a")
+    assert second.tick("merges").run_requests == []
