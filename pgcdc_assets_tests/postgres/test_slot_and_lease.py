@@ -10,7 +10,7 @@ import psycopg2
 import pytest
 from psycopg2.extras import LogicalReplicationConnection
 
-from pgcdc_assets.errors import ConnectionLost, SlotBusy, TransientError
+from pgcdc_assets.errors import ConfigurationError, ConnectionLost, SlotBusy, TransientError
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.lease import capture_lease, wait_or_terminate_stale_walsender
 from pgcdc_assets.postgres.slots import create_slot, read_slot_status
@@ -142,6 +142,23 @@ def test_a_walsender_that_ends_soon_is_not_terminated(database: Database, slot: 
             assert wait_or_terminate_stale_walsender(conn, slot, 30) is None
             timer.join()
         assert wait_or_terminate_stale_walsender(conn, slot, 30) is None
+
+
+def test_a_stale_walsender_that_the_role_may_not_terminate_is_named(
+    database: Database, slot: str
+) -> None:
+    database.execute("drop role if exists limited; create role limited login")
+    settings = database.settings("shop")
+    limited = type(settings)(settings.conninfo.replace("user=postgres", "user=limited"), "shop")
+    with _walsender(database, slot) as pid, query_connection(limited, "capture") as conn:
+        with pytest.raises(ConfigurationError) as caught:
+            wait_or_terminate_stale_walsender(conn, slot, 0.1)
+        status = read_slot_status(conn, slot)
+        assert status is not None and status.active_pid == pid
+    said = str(caught.value)
+    assert f"select pg_terminate_backend({pid})" in said
+    assert "grant pg_signal_backend to the role of the capture" in said
+    database.execute("drop role limited")
 
 
 def test_another_program_on_the_slot_is_named_and_not_terminated(
