@@ -178,12 +178,14 @@ class RelationRegistry:
         for batch in scan(self.table, data_files(loaded), self.table.schema.names):
             for row in batch.to_pylist():
                 version = _version(row)
-                if versions.setdefault(_key(version), version).relation != version.relation:
+                key = _key(version)
+                if versions.setdefault(key, version).relation != version.relation:
                     raise RawZoneError(
                         raw_zone=self.table.uri,
                         reason=f"version {version.version} of {version.relation.qualified_name} "
-                        "has two different entries. Restore the table from a backup, or begin a "
-                        f"new epoch with {renewal_command(self.capture)}.",
+                        "has two different entries, so another program has written to the Delta "
+                        "table. Restore the table from a backup, or delete the wrong entry with "
+                        "epoch = {} AND relation_id = {} AND relation_version = {}.".format(*key),
                     )
         return loaded.version(), versions
 

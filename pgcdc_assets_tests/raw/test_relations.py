@@ -6,7 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
 
+from pgcdc_assets.errors import RawZoneError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw import schema
@@ -63,3 +66,22 @@ def test_a_rewritten_table_keeps_its_version(zone: RawZone) -> None:
     assert zone.relations.register(1, _with_missing("5"), Lsn(10)) == 1
     assert zone.relations.register(1, _with_missing(None), Lsn(20)) == 1
     assert zone.relations.register(1, _with_missing("6"), Lsn(30)) == 2
+
+
+def test_an_entry_that_another_program_has_added_is_named_until_it_is_deleted(
+    zone: RawZone,
+) -> None:
+    zone.relations.register(1, relation("orders", 1), Lsn(10))
+    zone.relations.flush()
+    uri = zone.relations.table.uri
+    (row,) = DeltaTable(uri).to_pyarrow_table().to_pylist()
+    other = pa.Table.from_pylist([{**row, "table": "items"}], schema=schema.RELATIONS)
+    write_deltalake(uri, other, mode="append")
+    condition = f"epoch = 1 AND relation_id = {row['relation_id']} AND relation_version = 1"
+    for epoch in (1, 2):
+        with pytest.raises(RawZoneError) as caught:
+            RawZone(zone.lake, zone.name).relations.versions(epoch)
+        assert condition in str(caught.value)
+    DeltaTable(uri).delete(f"{condition} AND \"table\" = 'items'")
+    (version,) = RawZone(zone.lake, zone.name).relations.versions(1)
+    assert version.relation == relation("orders", 1)
