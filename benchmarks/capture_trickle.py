@@ -30,8 +30,8 @@ from benchmarks.scale import scaled
 from benchmarks.source import Source, log, source
 from pgcdc_assets.capture.report import CaptureReport
 from pgcdc_assets.capture.session import CaptureSession
-from pgcdc_assets.capture.snapshot import snapshot_tables
-from pgcdc_assets.capture.snapshot_pool import SnapshotFailure
+from pgcdc_assets.capture.snapshots.pool import SnapshotFailure
+from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.orchestration.runs.long_runs import poll_seconds

@@ -26,7 +26,7 @@ from benchmarks.results import Result
 from benchmarks.scale import scaled
 from benchmarks.source import log
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.raw.delta_log import FOLDER
+from pgcdc_assets.raw.delta.log_entries import FOLDER
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.compaction import has_many_small_files

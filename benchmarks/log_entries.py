@@ -23,7 +23,7 @@ from deltalake import DeltaTable, write_deltalake
 from benchmarks.results import Result
 from benchmarks.scale import roomy_folder, scaled
 from benchmarks.source import log
-from pgcdc_assets.raw.delta_log import FOLDER
+from pgcdc_assets.raw.delta.log_entries import FOLDER
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.tables.state import open_table, read_scd_state
 

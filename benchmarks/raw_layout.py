@@ -31,7 +31,8 @@ import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
 
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.raw import files, schema, table
+from pgcdc_assets.raw import schema
+from pgcdc_assets.raw.delta import files, table
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.maintenance import maintain_raw_zone
 from pgcdc_assets.raw.zone import RawZone

@@ -13,7 +13,7 @@ import dagster as dg
 import psutil
 
 from benchmarks.results import Result
-from pgcdc_assets.raw.delta_log import FOLDER as LOG_FOLDER
+from pgcdc_assets.raw.delta.log_entries import FOLDER as LOG_FOLDER
 
 # The newest materialisations of windows, and commits of a table, that a sample reads.
 _WINDOWS, _MERGES = 100, 60

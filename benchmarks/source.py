@@ -22,7 +22,7 @@ from benchmarks.processes import Usage, run_measured
 from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.postgres.slots import read_server_identity
+from pgcdc_assets.postgres.slots.status import read_server_identity
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.raw.epochs import first_epoch

@@ -37,9 +37,9 @@ from benchmarks.source import log
 from benchmarks.turns import in_turns
 from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
+from pgcdc_assets.postgres.catalog.relations import PublishedTable, published_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.postgres.copy import copy_published
+from pgcdc_assets.postgres.copy.reader import copy_published
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 

@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from benchmarks import workload
 from benchmarks.results import Result
 from benchmarks.source import log
-from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
 from pgcdc_assets.lsn import Lsn, LsnWindow

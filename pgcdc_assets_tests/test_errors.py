@@ -29,7 +29,7 @@ from pgcdc_assets.errors import (
 )
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings
-from pgcdc_assets.postgres.copy_errors import reading_failure
+from pgcdc_assets.postgres.copy.errors import reading_failure
 from pgcdc_assets.postgres.stream.errors import stream_failure
 from pgcdc_assets.postgres.stream.transport import ServerError, check_notice
 from pgcdc_assets.protocol.relation import Relation, ReplicaIdentity

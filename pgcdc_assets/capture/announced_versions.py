@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.relation import Relation
-from pgcdc_assets.raw.definitions import CatalogLook, SeenDefinition
-from pgcdc_assets.raw.schema_changes import SchemaChangeFound
-from pgcdc_assets.raw.schema_events import CATALOG, SchemaChange, SchemaEvent
+from pgcdc_assets.raw.relations.definitions import CatalogLook, SeenDefinition
+from pgcdc_assets.raw.relations.schema_changes import SchemaChangeFound
+from pgcdc_assets.raw.relations.schema_events import CATALOG, SchemaChange, SchemaEvent
 
 # The changes between two relation versions.
 _OF_VERSIONS = frozenset(

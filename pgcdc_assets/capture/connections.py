@@ -26,7 +26,11 @@ from pgcdc_assets.capture.source_stream import SourceStream
 from pgcdc_assets.capture.stream_watch import build_watch
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import query_connection
-from pgcdc_assets.postgres.lease import Lease, capture_lease, wait_or_terminate_stale_walsender
+from pgcdc_assets.postgres.slots.lease import (
+    Lease,
+    capture_lease,
+    wait_or_terminate_stale_walsender,
+)
 from pgcdc_assets.postgres.stream.connection import ReplicationStream
 from pgcdc_assets.postgres.stream.plugin_options import PluginOptions, Streaming
 

@@ -29,14 +29,13 @@ from pgcdc_assets.errors import (
 )
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.policies import SlotPolicy
+from pgcdc_assets.postgres.catalog.publication import read_publication
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.heartbeat import HeartbeatRow
-from pgcdc_assets.postgres.lease import capture_lease
-from pgcdc_assets.postgres.publication import read_publication
-from pgcdc_assets.postgres.slot_creation import SlotOptions, check_failover
-from pgcdc_assets.postgres.slot_health import slot_health
-from pgcdc_assets.postgres.slot_peeks import claim_slot, has_publication_gap
-from pgcdc_assets.postgres.slots import (
+from pgcdc_assets.postgres.slots.creation import SlotOptions, check_failover
+from pgcdc_assets.postgres.slots.health import slot_health
+from pgcdc_assets.postgres.slots.lease import capture_lease
+from pgcdc_assets.postgres.slots.status import (
     SlotStatus,
     check_slot_usable,
     create_slot,
@@ -45,7 +44,8 @@ from pgcdc_assets.postgres.slots import (
     read_slot_status,
     slot_taken_error,
 )
-from pgcdc_assets.postgres.timelines import (
+from pgcdc_assets.postgres.stream.slot_peeks import claim_slot, has_publication_gap
+from pgcdc_assets.postgres.wal.timelines import (
     ServerTimeline,
     check_branch,
     find_shared_end,

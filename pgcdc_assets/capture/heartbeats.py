@@ -24,8 +24,8 @@ from pgcdc_assets.errors import ConfigurationError, PgcdcError
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.heartbeat import Heartbeat, SlotOwner, write_heartbeat
-from pgcdc_assets.postgres.slots import read_slot_status
-from pgcdc_assets.postgres.wal import emit_heartbeat
+from pgcdc_assets.postgres.slots.status import read_slot_status
+from pgcdc_assets.postgres.wal.positions import emit_heartbeat
 
 if TYPE_CHECKING:
     from pgcdc_assets.postgres.connection import Connection

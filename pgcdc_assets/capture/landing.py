@@ -18,13 +18,13 @@ from pgcdc_assets.capture.schema_watch import SchemaWatch
 from pgcdc_assets.capture.source_stream import SourceStream
 from pgcdc_assets.errors import ProtocolError, TransientError
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.postgres.lease import Lease
-from pgcdc_assets.postgres.timelines import server_timeline
+from pgcdc_assets.postgres.slots.lease import Lease
+from pgcdc_assets.postgres.wal.timelines import server_timeline
 from pgcdc_assets.protocol.frames import FramingError, MessageBatch
 from pgcdc_assets.protocol.parked_rows import ParkedRows
 from pgcdc_assets.raw.app_ids import relations_app_id, timeline_start_app_id
-from pgcdc_assets.raw.schema_events import STREAM, SchemaChange, SchemaEvent
-from pgcdc_assets.raw.window_summary import WindowSummary
+from pgcdc_assets.raw.relations.schema_events import STREAM, SchemaChange, SchemaEvent
+from pgcdc_assets.raw.windows.summary import WindowSummary
 
 # A look at the catalog of a thousand tables takes less than a second.
 _LOOK_SECONDS = 2.0

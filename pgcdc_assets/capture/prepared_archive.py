@@ -10,9 +10,9 @@ from pgcdc_assets import failpoints
 from pgcdc_assets.errors import ConfigurationError, PgcdcError, RawZoneError, renewal_command
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.prepared_transactions import read_prepared_transactions
-from pgcdc_assets.postgres.slots import SlotStatus
+from pgcdc_assets.postgres.slots.status import SlotStatus
 from pgcdc_assets.postgres.stream.plugin_options import PluginOptions
-from pgcdc_assets.postgres.wal import read_current_lsn
+from pgcdc_assets.postgres.wal.positions import read_current_lsn
 from pgcdc_assets.protocol.prepared_transactions import PreparedTransaction
 from pgcdc_assets.protocol.streaming_decoder import StreamingDecoder
 from pgcdc_assets.raw.zone import RawZone

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from pgcdc_assets.capture.meter import Phase
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.raw.window_summary import WindowSummary
+from pgcdc_assets.raw.windows.summary import WindowSummary
 
 
 @dataclass(frozen=True)

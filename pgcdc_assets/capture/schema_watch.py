@@ -31,18 +31,18 @@ from pgcdc_assets.capture.source_look import SourceLook, read_source
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings, sorted_failures
-from pgcdc_assets.postgres.wal import read_barrier, read_clock
+from pgcdc_assets.postgres.wal.positions import read_barrier, read_clock
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.protocol.table_definition import TableDefinition
-from pgcdc_assets.raw.definition_changes import compare_definitions, definition_to_keep
-from pgcdc_assets.raw.definitions import CatalogLook, SeenDefinition, definition_text
-from pgcdc_assets.raw.relations import RelationVersion, newest_ids_of
-from pgcdc_assets.raw.schema_changes import (
+from pgcdc_assets.raw.relations.definition_changes import compare_definitions, definition_to_keep
+from pgcdc_assets.raw.relations.definitions import CatalogLook, SeenDefinition, definition_text
+from pgcdc_assets.raw.relations.registry import RelationVersion, newest_ids_of
+from pgcdc_assets.raw.relations.schema_changes import (
     SchemaChangeFound,
     compare_relations,
     one_value_detail,
 )
-from pgcdc_assets.raw.schema_events import CATALOG, STREAM, SchemaChange, SchemaEvent
+from pgcdc_assets.raw.relations.schema_events import CATALOG, STREAM, SchemaChange, SchemaEvent
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 

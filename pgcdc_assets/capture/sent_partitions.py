@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.protocol.table_definition import TableDefinition
-from pgcdc_assets.raw.schema_events import SchemaChange, SchemaEvent
+from pgcdc_assets.raw.relations.schema_events import SchemaChange, SchemaEvent
 
 
 @dataclass(frozen=True)

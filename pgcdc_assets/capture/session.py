@@ -56,9 +56,9 @@ from pgcdc_assets.errors import (
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.connection import ConnectionSettings, sorted_failures
 from pgcdc_assets.postgres.encodings import TextNotConvertible
-from pgcdc_assets.postgres.wal import read_current_lsn, read_written_lsn
+from pgcdc_assets.postgres.wal.positions import read_current_lsn, read_written_lsn
 from pgcdc_assets.protocol.open_transaction import UncertainMessages
-from pgcdc_assets.raw.window_summary import WindowSummary
+from pgcdc_assets.raw.windows.summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 
 if TYPE_CHECKING:

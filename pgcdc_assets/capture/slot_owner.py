@@ -22,7 +22,7 @@ from pgcdc_assets.postgres.heartbeat import (
     read_heartbeat,
     write_heartbeat,
 )
-from pgcdc_assets.postgres.slots import SlotStatus, slot_taken_error
+from pgcdc_assets.postgres.slots.status import SlotStatus, slot_taken_error
 from pgcdc_assets.raw.zone import RawZone
 
 if TYPE_CHECKING:

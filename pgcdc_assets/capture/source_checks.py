@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import ConfigurationError, RawZoneError, SlotBusy, renewal_command
 from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.postgres.catalog.publication import read_publication
 from pgcdc_assets.postgres.connection import ConnectionSettings
-from pgcdc_assets.postgres.publication import read_publication
-from pgcdc_assets.postgres.slot_creation import check_failover, enable_failover
-from pgcdc_assets.postgres.slot_health import slot_health
-from pgcdc_assets.postgres.slots import (
+from pgcdc_assets.postgres.slots.creation import check_failover, enable_failover
+from pgcdc_assets.postgres.slots.health import slot_health
+from pgcdc_assets.postgres.slots.status import (
     SlotStatus,
     check_slot_usable,
     read_server_identity,
     read_slot_status,
 )
-from pgcdc_assets.postgres.timelines import ServerTimeline, check_branch, check_timeline
+from pgcdc_assets.postgres.wal.timelines import ServerTimeline, check_branch, check_timeline
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
 

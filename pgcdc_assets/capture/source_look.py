@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.postgres.table_definitions import read_catalog_digest, read_definitions
-from pgcdc_assets.postgres.unused_tables import read_unused_tables
-from pgcdc_assets.postgres.wal import read_barrier, read_clock
+from pgcdc_assets.postgres.catalog.table_definitions import read_catalog_digest, read_definitions
+from pgcdc_assets.postgres.catalog.unused_tables import read_unused_tables
+from pgcdc_assets.postgres.wal.positions import read_barrier, read_clock
 from pgcdc_assets.protocol.table_definition import TableDefinition
-from pgcdc_assets.raw.definitions import CatalogLook
+from pgcdc_assets.raw.relations.definitions import CatalogLook
 
 if TYPE_CHECKING:
     from pgcdc_assets.postgres.connection import Connection

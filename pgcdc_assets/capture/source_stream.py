@@ -15,8 +15,8 @@ from pgcdc_assets.capture.schema_watch import SchemaWatch
 from pgcdc_assets.capture.spool import TransactionSpool
 from pgcdc_assets.errors import ConnectionLost
 from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.postgres.catalog.relation_resolver import CatalogResolver
 from pgcdc_assets.postgres.encodings import TextNotConvertible, stored_encoding
-from pgcdc_assets.postgres.relation_resolver import CatalogResolver
 from pgcdc_assets.postgres.stream.connection import ReplicationStream
 from pgcdc_assets.protocol.announcement_runs import AnnouncementRuns
 from pgcdc_assets.protocol.empty_batches import is_empty, is_quiet

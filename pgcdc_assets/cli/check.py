@@ -24,16 +24,16 @@ from pgcdc_assets.orchestration.project import home
 from pgcdc_assets.orchestration.resources import PostgresResource
 from pgcdc_assets.orchestration.table_list import look_at_tables
 from pgcdc_assets.policies import SnapshotPolicy
-from pgcdc_assets.postgres.catalog import published_relations
+from pgcdc_assets.postgres.catalog.relations import published_relations
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.preflight.heartbeat import check_heartbeat
 from pgcdc_assets.postgres.preflight.options import check_options, check_subscribed_tables
 from pgcdc_assets.postgres.preflight.run import Finding, run_preflight
 from pgcdc_assets.postgres.preflight.slot_primary import check_slot_primary
 from pgcdc_assets.postgres.preflight.snapshot_standby import check_snapshot_standby
-from pgcdc_assets.postgres.slot_health import SlotProblem, slot_health
-from pgcdc_assets.postgres.slots import read_server_identity, read_slot_status
-from pgcdc_assets.postgres.timelines import server_timeline
+from pgcdc_assets.postgres.slots.health import SlotProblem, slot_health
+from pgcdc_assets.postgres.slots.status import read_server_identity, read_slot_status
+from pgcdc_assets.postgres.wal.timelines import server_timeline
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.table_list import ListedState

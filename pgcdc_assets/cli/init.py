@@ -14,7 +14,7 @@ from pgcdc_assets.orchestration.project import home
 from pgcdc_assets.orchestration.project.defs_file import check_defs_folders
 from pgcdc_assets.orchestration.project.defs_tables import DefsTables, component_yaml, replace_text
 from pgcdc_assets.policies import SlotPolicy, StreamPolicy
-from pgcdc_assets.postgres.catalog import published_relations
+from pgcdc_assets.postgres.catalog.relations import published_relations
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.preflight.finding import Finding, Severity, raise_errors
 from pgcdc_assets.postgres.preflight.options import check_options

@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _print_left_slot(loaded: LoadedCapture, old: Epoch, renewed: Epoch) -> None:
     """Print how to drop the slot of the earlier epoch: the server keeps WAL for it."""
-    from pgcdc_assets.postgres.slots import read_slot_status
+    from pgcdc_assets.postgres.slots.status import read_slot_status
 
     if old.system_identifier != renewed.system_identifier:
         return

@@ -25,9 +25,9 @@ from pgcdc_assets.postgres.prepared_transactions import (
     OpenPreparedTransaction,
     read_prepared_transactions,
 )
-from pgcdc_assets.postgres.slot_health import slot_health
-from pgcdc_assets.postgres.slots import SlotStatus, read_slot_status
-from pgcdc_assets.postgres.snapshot_age import SnapshotAge, read_held_snapshot
+from pgcdc_assets.postgres.slots.health import slot_health
+from pgcdc_assets.postgres.slots.status import SlotStatus, read_slot_status
+from pgcdc_assets.postgres.snapshots.age import SnapshotAge, read_held_snapshot
 from pgcdc_assets.raw.ranges import UnfinishedCopy
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.ahead_of_raw import find_tables_ahead

@@ -33,7 +33,7 @@ from pgcdc_assets.orchestration.project.code_location import (
 )
 from pgcdc_assets.orchestration.project.home import open_instance, state_folder
 from pgcdc_assets.orchestration.state import read_state
-from pgcdc_assets.postgres.slots import SlotStatus, read_slot_status
+from pgcdc_assets.postgres.slots.status import SlotStatus, read_slot_status
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.verify import Comparison, compare_table
 

@@ -40,14 +40,14 @@ from pgcdc_assets.merge.snapshot_time import find_snapshot_time
 from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.policies import FOLLOW, StepLimit
 from pgcdc_assets.protocol.relation import Relation
-from pgcdc_assets.raw.relations import RelationVersion
-from pgcdc_assets.raw.scan import UnreadableFile
+from pgcdc_assets.raw.delta.scan import UnreadableFile
+from pgcdc_assets.raw.delta.sizes import RowGroups
+from pgcdc_assets.raw.relations.registry import RelationVersion
+from pgcdc_assets.raw.relations.source_relations import SourceRelations
 from pgcdc_assets.raw.side_by_side import map_tables
-from pgcdc_assets.raw.sizes import RowGroups
 from pgcdc_assets.raw.snapshots import Snapshot, SnapshotIdentity, group_by_name
-from pgcdc_assets.raw.source_relations import SourceRelations
-from pgcdc_assets.raw.window_rows import LandedRows
-from pgcdc_assets.raw.window_summary import WindowSummary
+from pgcdc_assets.raw.windows.rows import LandedRows
+from pgcdc_assets.raw.windows.summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName

@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.protocol.arrow_batch import NO_KEY
-from pgcdc_assets.raw.scan import scan_changes
+from pgcdc_assets.raw.delta.scan import scan_changes
 from pgcdc_assets.raw.snapshots import Snapshot
-from pgcdc_assets.raw.window_rows import LandedRows
+from pgcdc_assets.raw.windows.rows import LandedRows
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 

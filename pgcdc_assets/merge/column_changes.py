@@ -20,7 +20,7 @@ from pgcdc_assets import failpoints
 from pgcdc_assets.errors import MergeConflict, TableRefused, rebuild_command
 from pgcdc_assets.merge.fold.table_schema import Field, TableSchema
 from pgcdc_assets.merge.fold.type_changes import date_as_timestamp
-from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.relations.registry import RelationVersion
 from pgcdc_assets.spark.sql import delta_table, identifier, string
 from pgcdc_assets.tables.columns import RESCUED, normalize_name
 from pgcdc_assets.tables.fence import Step

@@ -17,9 +17,9 @@ from pgcdc_assets.errors import (
 )
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.change_stats import ChangeStats, FollowedTable
-from pgcdc_assets.raw.relations import RelationVersion
-from pgcdc_assets.raw.schema_events import SchemaChange
-from pgcdc_assets.raw.source_relations import SourceRelations
+from pgcdc_assets.raw.relations.registry import RelationVersion
+from pgcdc_assets.raw.relations.schema_events import SchemaChange
+from pgcdc_assets.raw.relations.source_relations import SourceRelations
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.keyed_snapshots import has_key

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pgcdc_assets.errors import PgcdcError, RawZoneError, TransientError, resnapshot_remedy
 from pgcdc_assets.merge.plan import Plan
-from pgcdc_assets.raw.scan import UnreadableFile
+from pgcdc_assets.raw.delta.scan import UnreadableFile
 from pgcdc_assets.raw.snapshots import Snapshot
-from pgcdc_assets.raw.window_rows import LandedRows
+from pgcdc_assets.raw.windows.rows import LandedRows
 from pgcdc_assets.raw.zone import RawZone
 
 

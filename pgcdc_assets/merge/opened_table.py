@@ -15,8 +15,8 @@ from pgcdc_assets.errors import (
 )
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.raw.relations.source_relations import SourceRelations
 from pgcdc_assets.raw.snapshots import Snapshot
-from pgcdc_assets.raw.source_relations import SourceRelations
 from pgcdc_assets.raw.table_ends import TableEnd, find_table_end
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable

@@ -7,8 +7,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pgcdc_assets.merge.change_stats import COPIED, read_change_stats
 from pgcdc_assets.merge.lost_changes import miscount_error
 from pgcdc_assets.merge.task import MergeTask
-from pgcdc_assets.raw.relations import RelationVersion
-from pgcdc_assets.raw.scan import ChangeFiles, change_files
+from pgcdc_assets.raw.delta.scan import ChangeFiles, change_files
+from pgcdc_assets.raw.relations.registry import RelationVersion
 from pgcdc_assets.raw.schema import CHANGES
 from pgcdc_assets.raw.snapshots import Snapshot, SnapshotStore
 from pgcdc_assets.raw.zone import RawZone

@@ -44,8 +44,8 @@ from pgcdc_assets.merge.replaced_table import (
 )
 from pgcdc_assets.merge.report import MergeFailure
 from pgcdc_assets.policies import ASK, STOP
-from pgcdc_assets.raw.delta_log import read_commit
-from pgcdc_assets.raw.files import filesystem
+from pgcdc_assets.raw.delta.files import filesystem
+from pgcdc_assets.raw.delta.log_entries import read_commit
 from pgcdc_assets.raw.snapshots import Snapshot, SnapshotIdentity, SnapshotStore
 from pgcdc_assets.raw.staging import REBUILD, STALE_AFTER, remove_stale, staging_root
 from pgcdc_assets.raw.table_files import move_files

@@ -25,8 +25,8 @@ from pgcdc_assets.errors import (
     TransientError,
 )
 from pgcdc_assets.lsn import Position
-from pgcdc_assets.raw.log_table import open_delta_table
-from pgcdc_assets.raw.refused_commits import WRITTEN_FEATURES, is_unsupported
+from pgcdc_assets.raw.delta.log_table import open_delta_table
+from pgcdc_assets.raw.delta.refused_commits import WRITTEN_FEATURES, is_unsupported
 from pgcdc_assets.raw.store_errors import explain_store_error
 from pgcdc_assets.raw.table_files import set_log_aside
 from pgcdc_assets.raw.zone import RawZone

@@ -17,7 +17,7 @@ from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.merge.opened_table import OpenedTable
 from pgcdc_assets.merge.plan import Plan, explain_end_of_epoch
 from pgcdc_assets.protocol.relation import Relation
-from pgcdc_assets.raw.schema_events import MERGE, SchemaChange, SchemaEvent
+from pgcdc_assets.raw.relations.schema_events import MERGE, SchemaChange, SchemaEvent
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable

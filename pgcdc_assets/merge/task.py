@@ -12,7 +12,7 @@ from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.change_stats import ChangeStats, FollowedTable
 from pgcdc_assets.merge.plan import Plan
-from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.relations.registry import RelationVersion
 from pgcdc_assets.raw.table_ends import TableEnd
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.state import ScdState

@@ -15,9 +15,9 @@ import dagster as dg
 
 from pgcdc_assets.capture.meter import Phase
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.postgres.slots import SlotStatus
+from pgcdc_assets.postgres.slots.status import SlotStatus
 from pgcdc_assets.protocol.relation import Relation
-from pgcdc_assets.raw.window_summary import WindowSummary
+from pgcdc_assets.raw.windows.summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.state import ScdState, read_scd_state
 

@@ -12,7 +12,7 @@ from pgcdc_assets.errors import ConfigurationError, RawZoneError
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.orchestration.runs.records import UNFINISHED
 from pgcdc_assets.raw.epochs import Epoch
-from pgcdc_assets.raw.window_summary import WindowSummary
+from pgcdc_assets.raw.windows.summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 
 MAX_ADOPTED = 500

@@ -14,13 +14,13 @@ from functools import cache, partial
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.raw.epochs import Epoch
-from pgcdc_assets.raw.schema_events import SchemaEvent
+from pgcdc_assets.raw.relations.schema_events import SchemaEvent
+from pgcdc_assets.raw.relations.source_relations import SourceRelations
+from pgcdc_assets.raw.relations.uncertain_values import find_uncertain_values
 from pgcdc_assets.raw.side_by_side import map_tables
 from pgcdc_assets.raw.snapshots import Snapshot
-from pgcdc_assets.raw.source_relations import SourceRelations
 from pgcdc_assets.raw.table_list import ListedState
-from pgcdc_assets.raw.uncertain_values import find_uncertain_values
-from pgcdc_assets.raw.window_summary import WindowSummary
+from pgcdc_assets.raw.windows.summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import TableName

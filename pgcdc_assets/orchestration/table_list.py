@@ -25,12 +25,12 @@ from dagster._core.definitions.definitions_load_context import (
 
 from pgcdc_assets.errors import MergeConflict, PgcdcError, TransientError
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, open_resources
-from pgcdc_assets.postgres.capturable_tables import (
+from pgcdc_assets.postgres.catalog.table_definitions import read_catalog_digest
+from pgcdc_assets.postgres.preflight.capturable_tables import (
     CapturableTable,
     read_capturable_tables,
     read_role_digest,
 )
-from pgcdc_assets.postgres.table_definitions import read_catalog_digest
 from pgcdc_assets.raw.table_list import (
     ListedTable,
     PublishedRelation,

@@ -15,8 +15,8 @@ import psycopg2
 
 from pgcdc_assets.errors import ConfigurationError, PgcdcError, TransientError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.postgres.publication import published_sql
-from pgcdc_assets.postgres.wal import CURRENT_LSN_SQL
+from pgcdc_assets.postgres.catalog.publication import published_sql
+from pgcdc_assets.postgres.wal.positions import CURRENT_LSN_SQL
 from pgcdc_assets.table_name import TableName, quoted
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.postgres.blocking_transactions import ending_sql
-from pgcdc_assets.postgres.slots import SlotStatus
+from pgcdc_assets.postgres.slots.status import SlotStatus
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import psycopg2
 
 from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.postgres.catalog.publication import published_sql
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.prepared_transactions import (
     OpenPreparedTransaction,
     read_prepared_transactions,
 )
-from pgcdc_assets.postgres.publication import published_sql
-from pgcdc_assets.postgres.slots import SlotStatus, read_slot_status
+from pgcdc_assets.postgres.slots.status import SlotStatus, read_slot_status
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection

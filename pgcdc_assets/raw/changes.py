@@ -19,14 +19,14 @@ from pgcdc_assets.errors import RawExpired, RawZoneError, TransientError, Window
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.raw import schema
 from pgcdc_assets.raw.app_ids import floor_app_id, landing_app_id
-from pgcdc_assets.raw.compaction import MINIMUM_FILES, CompactionReport, compact
-from pgcdc_assets.raw.refused_commits import NotCommitted
-from pgcdc_assets.raw.row_groups import RelationGroups
-from pgcdc_assets.raw.scan import UnreadableFile, data_files, files_between, scan
-from pgcdc_assets.raw.table import CommitRefused, RawTable
-from pgcdc_assets.raw.window_index import WindowIndex
-from pgcdc_assets.raw.window_rows import LandedWindow
-from pgcdc_assets.raw.window_summary import COUNTED, SummaryBuilder, WindowSummary
+from pgcdc_assets.raw.delta.compaction import MINIMUM_FILES, CompactionReport, compact
+from pgcdc_assets.raw.delta.refused_commits import NotCommitted
+from pgcdc_assets.raw.delta.row_groups import RelationGroups
+from pgcdc_assets.raw.delta.scan import UnreadableFile, data_files, files_between, scan
+from pgcdc_assets.raw.delta.table import CommitRefused, RawTable
+from pgcdc_assets.raw.windows.index import WindowIndex
+from pgcdc_assets.raw.windows.rows import LandedWindow
+from pgcdc_assets.raw.windows.summary import COUNTED, SummaryBuilder, WindowSummary
 
 STATISTICS = ("epoch", "window", "commit_lsn", "relation_id", "schema", "table")
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from pgcdc_assets.errors import RawZoneError, TransientError, renewal_command
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.raw.newest_versions import NewestVersions
-from pgcdc_assets.raw.scan import data_files, scan
-from pgcdc_assets.raw.table import RawTable
+from pgcdc_assets.raw.delta.newest_versions import NewestVersions
+from pgcdc_assets.raw.delta.scan import data_files, scan
+from pgcdc_assets.raw.delta.table import RawTable
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.error_text import first_sentence
 from pgcdc_assets.errors import PgcdcError, TransientError
-from pgcdc_assets.raw.compaction import MINIMUM_FILES
-from pgcdc_assets.raw.log_cleanup import set_file_retention, shorten_log
-from pgcdc_assets.raw.table import RawTable
-from pgcdc_assets.raw.vacuum import delete_old_files
+from pgcdc_assets.raw.delta.compaction import MINIMUM_FILES
+from pgcdc_assets.raw.delta.log_cleanup import set_file_retention, shorten_log
+from pgcdc_assets.raw.delta.table import RawTable
+from pgcdc_assets.raw.delta.vacuum import delete_old_files
 from pgcdc_assets.raw.zone import RawZone
 
 MINIMUM_LOG_ENTRIES = 256

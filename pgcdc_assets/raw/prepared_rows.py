@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 from pgcdc_assets.protocol.open_transaction import SPOOLED, StreamedRelation
 from pgcdc_assets.protocol.prepared_transactions import PreparedKey, PreparedTransaction
 from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
-from pgcdc_assets.raw.files import FileWriter
-from pgcdc_assets.raw.row_groups import gathered
+from pgcdc_assets.raw.delta.files import FileWriter
+from pgcdc_assets.raw.delta.row_groups import gathered
 from pgcdc_assets.raw.schema import PREPARED
 
 # Values of `op` of rows that are not changes.

@@ -30,8 +30,10 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.protocol.open_transaction import OpenTransaction, StreamedRelation
 from pgcdc_assets.protocol.prepared_transactions import PreparedKey, PreparedTransaction
 from pgcdc_assets.protocol.relation import Relation, ReplicaIdentity
-from pgcdc_assets.raw.compaction import removals
-from pgcdc_assets.raw.files import writer_of
+from pgcdc_assets.raw.delta.compaction import removals
+from pgcdc_assets.raw.delta.files import writer_of
+from pgcdc_assets.raw.delta.scan import DataFile, UnreadableFile, data_files, scan
+from pgcdc_assets.raw.delta.table import CommitRefused, RawTable
 from pgcdc_assets.raw.prepared_rows import (
     ENDED,
     PREPARE,
@@ -43,9 +45,7 @@ from pgcdc_assets.raw.prepared_rows import (
     to_spooled,
     write_changes,
 )
-from pgcdc_assets.raw.scan import DataFile, UnreadableFile, data_files, scan
 from pgcdc_assets.raw.schema import PREPARED
-from pgcdc_assets.raw.table import CommitRefused, RawTable
 
 STATISTICS = ("epoch", "prepare_lsn", "xid")
 

@@ -19,10 +19,10 @@ from deltalake import DeltaTable
 
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.raw.compaction import removals
-from pgcdc_assets.raw.files import WrittenFile
-from pgcdc_assets.raw.scan import DataFile, data_files, scan
-from pgcdc_assets.raw.table import CommitRefused, RawTable
+from pgcdc_assets.raw.delta.compaction import removals
+from pgcdc_assets.raw.delta.files import WrittenFile
+from pgcdc_assets.raw.delta.scan import DataFile, data_files, scan
+from pgcdc_assets.raw.delta.table import CommitRefused, RawTable
 from pgcdc_assets.table_name import TableName
 
 PARTITION_BY = ("epoch", "schema", "table")

@@ -17,16 +17,16 @@ import pyarrow.compute as pc
 from pgcdc_assets.errors import RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.protocol.messages import POSTGRES_EPOCH_US
-from pgcdc_assets.raw.compaction import copy_rows, removals
-from pgcdc_assets.raw.scan import DataFile, count_rows, data_files, with_statistics
+from pgcdc_assets.raw.delta.compaction import copy_rows, removals
+from pgcdc_assets.raw.delta.scan import DataFile, count_rows, data_files, with_statistics
+from pgcdc_assets.raw.delta.table import CommitRefused
 from pgcdc_assets.raw.snapshots import (
     Snapshot,
     SnapshotIdentity,
     SnapshotStore,
     snapshot_of_file,
 )
-from pgcdc_assets.raw.table import CommitRefused
-from pgcdc_assets.raw.window_rows import LandedWindow
+from pgcdc_assets.raw.windows.rows import LandedWindow
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 

@@ -23,11 +23,11 @@ from deltalake import DeltaTable
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.protocol.relation import Relation
-from pgcdc_assets.raw.files import FileWriter, WrittenFile
-from pgcdc_assets.raw.row_groups import gathered
-from pgcdc_assets.raw.scan import DataFile, data_files, with_statistics
-from pgcdc_assets.raw.sizes import uncompressed_bytes
-from pgcdc_assets.raw.table import CommitRefused, RawTable
+from pgcdc_assets.raw.delta.files import FileWriter, WrittenFile
+from pgcdc_assets.raw.delta.row_groups import gathered
+from pgcdc_assets.raw.delta.scan import DataFile, data_files, with_statistics
+from pgcdc_assets.raw.delta.sizes import uncompressed_bytes
+from pgcdc_assets.raw.delta.table import CommitRefused, RawTable
 from pgcdc_assets.table_name import TableName
 
 SnapshotIdentity = tuple[int, Lsn, str, str]

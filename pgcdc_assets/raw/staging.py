@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow.fs as pafs
 from deltalake.exceptions import DeltaError
 
-from pgcdc_assets.raw.files import filesystem
+from pgcdc_assets.raw.delta.files import filesystem
 from pgcdc_assets.raw.lake import Lake
 
 # Longer than any comparison or rebuild: an older folder belongs to a killed process.

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow.compute as pc
 
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.raw.scan import scan_changes
-from pgcdc_assets.raw.schema_events import CATALOG, SchemaChange, SchemaEvent
+from pgcdc_assets.raw.delta.scan import scan_changes
+from pgcdc_assets.raw.relations.schema_events import CATALOG, SchemaChange, SchemaEvent
 from pgcdc_assets.raw.snapshots import Snapshot
 
 if TYPE_CHECKING:
-    from pgcdc_assets.raw.source_relations import SourceRelations
+    from pgcdc_assets.raw.relations.source_relations import SourceRelations
     from pgcdc_assets.raw.zone import RawZone
 
 

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import pyarrow.fs as pafs
 
-from pgcdc_assets.raw.delta_log import FOLDER, SET_ASIDE
-from pgcdc_assets.raw.files import filesystem
+from pgcdc_assets.raw.delta.files import filesystem
+from pgcdc_assets.raw.delta.log_entries import FOLDER, SET_ASIDE
 from pgcdc_assets.raw.zone import RawZone
 
 # S3 itself copies objects of up to 5 GB (CopyObject).

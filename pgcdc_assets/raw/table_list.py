@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from deltalake import DeltaTable
 
-from pgcdc_assets.raw.compaction import removals
-from pgcdc_assets.raw.scan import data_files, scan
-from pgcdc_assets.raw.table import RawTable
+from pgcdc_assets.raw.delta.compaction import removals
+from pgcdc_assets.raw.delta.scan import data_files, scan
+from pgcdc_assets.raw.delta.table import RawTable
 from pgcdc_assets.table_name import TableName
 
 

@@ -10,21 +10,22 @@ import pyarrow as pa
 
 from pgcdc_assets.errors import RawZoneError, renewal_command
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.raw import changes, prepared_transactions, ranges, schema, snapshots, window_index
+from pgcdc_assets.raw import changes, prepared_transactions, ranges, schema, snapshots
 from pgcdc_assets.raw.app_ids import relations_app_id, timeline_start_app_id
 from pgcdc_assets.raw.changes import ChangeLog
-from pgcdc_assets.raw.definitions import DefinitionStore
+from pgcdc_assets.raw.delta.table import RawTable
 from pgcdc_assets.raw.epochs import Epoch, EpochLog
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.prepared_transactions import PreparedStore
 from pgcdc_assets.raw.ranges import RangeStore
-from pgcdc_assets.raw.relations import RelationRegistry
-from pgcdc_assets.raw.schema_events import SchemaEvent, SchemaEventLog
+from pgcdc_assets.raw.relations.definitions import DefinitionStore
+from pgcdc_assets.raw.relations.registry import RelationRegistry
+from pgcdc_assets.raw.relations.schema_events import SchemaEvent, SchemaEventLog
+from pgcdc_assets.raw.relations.source_relations import SourceRelations
 from pgcdc_assets.raw.snapshots import SnapshotStore
-from pgcdc_assets.raw.source_relations import SourceRelations
-from pgcdc_assets.raw.table import RawTable
 from pgcdc_assets.raw.table_list import TableListStore
-from pgcdc_assets.raw.window_index import WindowIndex
+from pgcdc_assets.raw.windows import index as window_index
+from pgcdc_assets.raw.windows.index import WindowIndex
 from pgcdc_assets.table_name import TableName
 
 

@@ -7,8 +7,8 @@ from contextlib import suppress
 from deltalake import DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import DeltaError
 
-from pgcdc_assets.raw.delta_log import LAST_CHECKPOINT
-from pgcdc_assets.raw.files import filesystem
+from pgcdc_assets.raw.delta.files import filesystem
+from pgcdc_assets.raw.delta.log_entries import LAST_CHECKPOINT
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.tables.checksums import delete_checksum
 from pgcdc_assets.tables.turns import has_turn

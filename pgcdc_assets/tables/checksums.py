@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pyarrow.fs as pafs
 
-from pgcdc_assets.raw.delta_log import FOLDER
-from pgcdc_assets.raw.files import filesystem
+from pgcdc_assets.raw.delta.files import filesystem
+from pgcdc_assets.raw.delta.log_entries import FOLDER
 from pgcdc_assets.raw.lake import Lake
 
 _ENTRY = re.compile(r"(\d{20})\.json")

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.relations.registry import RelationVersion
 from pgcdc_assets.tables.columns import UNKNOWN_TYPE
 from pgcdc_assets.tables.properties import COMMENTS
 from pgcdc_assets.tables.source_columns import TableColumn, source_of

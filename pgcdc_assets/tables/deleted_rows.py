@@ -18,8 +18,8 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from pgcdc_assets.raw.delta_log import FOLDER, hinted_checkpoint, read_commit_lines
-from pgcdc_assets.raw.files import filesystem
+from pgcdc_assets.raw.delta.files import filesystem
+from pgcdc_assets.raw.delta.log_entries import FOLDER, hinted_checkpoint, read_commit_lines
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.tables.row_counts import written_rows
 

@@ -25,8 +25,8 @@ from deltalake import DeltaTable, Transaction
 
 from pgcdc_assets.errors import TableDamaged, TableRestored
 from pgcdc_assets.lsn import Lsn, Position
-from pgcdc_assets.raw.delta_log import commit_path, read_commit_lines
-from pgcdc_assets.raw.files import filesystem
+from pgcdc_assets.raw.delta.files import filesystem
+from pgcdc_assets.raw.delta.log_entries import commit_path, read_commit_lines
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.properties import KEY, TRANSACTION_RETENTION

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from pgcdc_assets.errors import ReplicaIdentityError
 from pgcdc_assets.lsn import Position
 from pgcdc_assets.protocol.relation import Relation, ReplicaIdentity
+from pgcdc_assets.raw.relations.source_relations import SourceRelations
 from pgcdc_assets.raw.snapshots import Snapshot
-from pgcdc_assets.raw.source_relations import SourceRelations
 from pgcdc_assets.settings import CdcTable
 
 # Identities whose old tuples hold the columns of an index, and nothing else.

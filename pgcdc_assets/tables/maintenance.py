@@ -21,9 +21,9 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.errors import TransientError
+from pgcdc_assets.raw.delta.log_cleanup import shorten_log
+from pgcdc_assets.raw.delta.refused_commits import WRITTEN_FEATURES
 from pgcdc_assets.raw.lake import Lake
-from pgcdc_assets.raw.log_cleanup import shorten_log
-from pgcdc_assets.raw.refused_commits import WRITTEN_FEATURES
 from pgcdc_assets.spark.sql import delta_table, string
 from pgcdc_assets.tables.checkpoints import delete_checksum_of_hint
 from pgcdc_assets.tables.checksums import (

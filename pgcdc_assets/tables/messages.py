@@ -29,13 +29,13 @@ from pgcdc_assets.protocol.empty_batches import HEARTBEAT_PREFIX
 from pgcdc_assets.protocol.heads import MESSAGE
 from pgcdc_assets.protocol.logical_messages import NO_TRANSACTION
 from pgcdc_assets.protocol.utf8 import MARK
-from pgcdc_assets.raw.compaction import MINIMUM_FILES, compact
-from pgcdc_assets.raw.log_cleanup import shorten_log
-from pgcdc_assets.raw.row_groups import gathered
-from pgcdc_assets.raw.scan import scan_changes
-from pgcdc_assets.raw.table import CommitRefused, RawTable
-from pgcdc_assets.raw.vacuum import delete_old_files
-from pgcdc_assets.raw.window_summary import MESSAGES
+from pgcdc_assets.raw.delta.compaction import MINIMUM_FILES, compact
+from pgcdc_assets.raw.delta.log_cleanup import shorten_log
+from pgcdc_assets.raw.delta.row_groups import gathered
+from pgcdc_assets.raw.delta.scan import scan_changes
+from pgcdc_assets.raw.delta.table import CommitRefused, RawTable
+from pgcdc_assets.raw.delta.vacuum import delete_old_files
+from pgcdc_assets.raw.windows.summary import MESSAGES
 from pgcdc_assets.raw.zone import RawZone
 
 FOLDER = "messages"

@@ -12,7 +12,7 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.errors import ConfigurationError, TableDamaged, TransientError
-from pgcdc_assets.raw.refused_commits import is_unsupported
+from pgcdc_assets.raw.delta.refused_commits import is_unsupported
 from pgcdc_assets.raw.store_errors import explain_store_error
 
 # A table is not damaged by them. A rebuild would replace its log.

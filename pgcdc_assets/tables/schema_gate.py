@@ -20,9 +20,9 @@ import pyarrow as pa
 from pgcdc_assets.errors import PgcdcError, SchemaChangeError
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.policies import ASK, FOLLOW, SCHEMA_POLICIES, STOP
-from pgcdc_assets.raw.relations import RelationVersion
-from pgcdc_assets.raw.scan import scan_changes
-from pgcdc_assets.raw.schema_events import (
+from pgcdc_assets.raw.delta.scan import scan_changes
+from pgcdc_assets.raw.relations.registry import RelationVersion
+from pgcdc_assets.raw.relations.schema_events import (
     CATALOG,
     MERGE,
     SchemaChange,

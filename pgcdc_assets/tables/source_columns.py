@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 from pgcdc_assets.protocol.relation import Column
-from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.relations.registry import RelationVersion
 from pgcdc_assets.tables.columns import normalize_name
 from pgcdc_assets.tables.properties import COLUMNS
 

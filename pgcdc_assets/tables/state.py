@@ -18,10 +18,10 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from pgcdc_assets.error_text import first_sentence
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn, Position
+from pgcdc_assets.raw.delta.log_table import open_delta_table
+from pgcdc_assets.raw.delta.newest_versions import NewestVersions
+from pgcdc_assets.raw.delta.refused_commits import is_unsupported
 from pgcdc_assets.raw.lake import Lake
-from pgcdc_assets.raw.log_table import open_delta_table
-from pgcdc_assets.raw.newest_versions import NewestVersions
-from pgcdc_assets.raw.refused_commits import is_unsupported
 from pgcdc_assets.raw.store_errors import explain_store_error
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import folder_name

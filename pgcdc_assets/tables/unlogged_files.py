@@ -14,8 +14,8 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from pgcdc_assets.lsn import Position
-from pgcdc_assets.raw.delta_log import FOLDER
-from pgcdc_assets.raw.files import filesystem
+from pgcdc_assets.raw.delta.files import filesystem
+from pgcdc_assets.raw.delta.log_entries import FOLDER
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.tables.columns import LSN, VALID_FROM_EPOCH, VALID_FROM_LSN
 from pgcdc_assets.tables.read_errors import explain_read_errors

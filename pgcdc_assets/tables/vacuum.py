@@ -26,9 +26,9 @@ from deltalake import DeltaTable
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.errors import TransientError
-from pgcdc_assets.raw.delta_log import FOLDER as LOG_FOLDER
-from pgcdc_assets.raw.delta_log import SET_ASIDE, is_own_path, read_commit
-from pgcdc_assets.raw.files import filesystem, write_file
+from pgcdc_assets.raw.delta.files import filesystem, write_file
+from pgcdc_assets.raw.delta.log_entries import FOLDER as LOG_FOLDER
+from pgcdc_assets.raw.delta.log_entries import SET_ASIDE, is_own_path, read_commit
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.tables.checksums import delete_checksum
 from pgcdc_assets.tables.properties import FILE_RETENTION, OWN_FILE_RETENTION, interval_hours

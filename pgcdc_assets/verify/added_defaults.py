@@ -16,8 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.raw.added_columns import find_added_default
 from pgcdc_assets.raw.epochs import Epoch
+from pgcdc_assets.raw.relations.added_columns import find_added_default
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import identifier, string

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.postgres.digest_text import Form
-from pgcdc_assets.postgres.digests import DigestedColumn
+from pgcdc_assets.postgres.copy.digest_text import Form
+from pgcdc_assets.postgres.copy.digests import DigestedColumn
 from pgcdc_assets.protocol.relation import Column, Relation
 from pgcdc_assets.spark.sql import identifier, string
 from pgcdc_assets.tables.columns import RESCUED

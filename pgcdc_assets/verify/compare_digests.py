@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.postgres.connection import ConnectionSettings
-from pgcdc_assets.postgres.digests import Bucket, RowDetail, SourceDigests, open_source_table
-from pgcdc_assets.raw.schema_events import kept_partitions
+from pgcdc_assets.postgres.copy.digests import Bucket, RowDetail, SourceDigests, open_source_table
+from pgcdc_assets.raw.relations.schema_events import kept_partitions
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName

@@ -21,10 +21,10 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
+from pgcdc_assets.postgres.catalog.moved_tables import find_declared_table
+from pgcdc_assets.postgres.catalog.relations import PublishedTable, published_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.postgres.copy import copy_published
-from pgcdc_assets.postgres.moved_tables import find_declared_table
+from pgcdc_assets.postgres.copy.reader import copy_published
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName, quoted

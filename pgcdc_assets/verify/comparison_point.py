@@ -17,10 +17,10 @@ from pgcdc_assets.capture.source_checks import check_server_timeline
 from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.postgres.copy import hold_snapshot
-from pgcdc_assets.postgres.slot_creation import create_slot
-from pgcdc_assets.postgres.slots import read_server_identity
-from pgcdc_assets.postgres.timelines import server_timeline
+from pgcdc_assets.postgres.copy.reader import hold_snapshot
+from pgcdc_assets.postgres.slots.creation import create_slot
+from pgcdc_assets.postgres.slots.status import read_server_identity
+from pgcdc_assets.postgres.wal.timelines import server_timeline
 from pgcdc_assets.raw.zone import RawZone
 
 _POLL_SECONDS = 0.5

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from deltalake import DeltaTable
 
 from pgcdc_assets.protocol.relation import Relation
-from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.relations.registry import RelationVersion
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.columns import SOFT_DELETE_COLUMNS, normalize_name

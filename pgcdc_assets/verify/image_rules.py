@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.raw.files import filesystem
+from pgcdc_assets.raw.delta.files import filesystem
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.verify.merge_key import MergeKey
 from pgcdc_assets.verify.table_version import TableVersion

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from pgcdc_assets.raw.schema_events import SchemaChange, SchemaEvent
-from pgcdc_assets.raw.uncertain_values import conclude, find_uncertain_values
+from pgcdc_assets.raw.relations.schema_events import SchemaChange, SchemaEvent
+from pgcdc_assets.raw.relations.uncertain_values import conclude, find_uncertain_values
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.verify.report import Comparison

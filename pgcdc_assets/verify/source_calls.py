@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from pgcdc_assets.postgres.backend_cancellation import cancel_statement
-from pgcdc_assets.postgres.digests import SourceTable
+from pgcdc_assets.postgres.copy.digests import SourceTable
 
 _ROWS_A_CALL = 10_000
 

@@ -16,7 +16,7 @@ from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.lsn import Lsn, Position
-from pgcdc_assets.raw.delta_log import is_own_path
+from pgcdc_assets.raw.delta.log_entries import is_own_path
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.parquet import read_parquet

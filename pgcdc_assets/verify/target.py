@@ -1,7 +1,7 @@
 """Digests of an SCD1 table's rows, computed by Spark; Postgres computes those of the source.
 
-`postgres/digests.py` defines a digest. All queries are SQL over one temporary view of a separate
-session, so that the queries run on every kind of session.
+`postgres/copy/digests.py` defines a digest. All queries are SQL over one temporary view of a
+separate session, so that the queries run on every kind of session.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.postgres.digests import BYTES_MARK, NULL_MARK, Bucket, RowDetail
+from pgcdc_assets.postgres.copy.digests import BYTES_MARK, NULL_MARK, Bucket, RowDetail
 from pgcdc_assets.spark.sql import string
 from pgcdc_assets.tables.columns import DELETED, LSN
 from pgcdc_assets.verify.canonical_text import ComparedColumn

@@ -19,7 +19,7 @@ from deltalake.exceptions import DeltaError
 from pgcdc_assets.errors import DefiniteError, PgcdcError, TableDamaged, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.merge import MergeFailure
-from pgcdc_assets.raw.scan import scan_changes
+from pgcdc_assets.raw.delta.scan import scan_changes
 from pgcdc_assets.raw.snapshots import parse_snapshot_key
 from pgcdc_assets.raw.staging import VERIFY, staging_root
 from pgcdc_assets.raw.zone import RawZone

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.raw.delta.scan import change_files
 from pgcdc_assets.raw.epochs import Epoch
-from pgcdc_assets.raw.relations import RelationVersion
-from pgcdc_assets.raw.scan import change_files
+from pgcdc_assets.raw.relations.registry import RelationVersion
 from pgcdc_assets.raw.schema import CHANGES
 from pgcdc_assets.raw.table_ends import find_table_ends
 from pgcdc_assets.raw.zone import RawZone

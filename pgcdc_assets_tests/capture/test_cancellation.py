@@ -18,8 +18,8 @@ from pgcdc_assets.capture.landing import Landing
 from pgcdc_assets.capture.limits import CaptureLimits
 from pgcdc_assets.errors import CaptureCancelled, ConnectionLost
 from pgcdc_assets.postgres.stream.connection import ReplicationStream
-from pgcdc_assets.raw.files import FileWriter
-from pgcdc_assets.raw.table import RawTable
+from pgcdc_assets.raw.delta.files import FileWriter
+from pgcdc_assets.raw.delta.table import RawTable
 from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.proxy import TcpProxy
 from pgcdc_assets_tests.support.waits import wait_until

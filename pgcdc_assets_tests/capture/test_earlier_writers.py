@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pgcdc_assets.capture.snapshot import snapshot_each_table, snapshot_tables
-from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotReport
+from pgcdc_assets.capture.snapshots.pool import SnapshotFailure, SnapshotReport
+from pgcdc_assets.capture.snapshots.run import snapshot_each_table, snapshot_tables
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres import open_writers

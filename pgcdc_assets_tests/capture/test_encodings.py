@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import psycopg2
 import pytest
 
-from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.capture.window import CaptureLimits
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.postgres.catalog.table_definitions import read_definitions
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.encodings import stored_encoding
 from pgcdc_assets.postgres.stream.plugin_options import PluginOptions, Streaming
 from pgcdc_assets.postgres.stream.request import StreamSettings
-from pgcdc_assets.postgres.table_definitions import read_definitions
 from pgcdc_assets.protocol.frames import MessageBatch
 from pgcdc_assets.protocol.stored_messages import StoredMessages
 from pgcdc_assets.protocol.utf8 import bytes_as_text

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pgcdc_assets.capture.epoch import renew_epoch
-from pgcdc_assets.capture.snapshot import snapshot_tables
-from pgcdc_assets.raw.schema_events import SchemaChange, open_events
+from pgcdc_assets.capture.snapshots.run import snapshot_tables
+from pgcdc_assets.raw.relations.schema_events import SchemaChange, open_events
 from pgcdc_assets.raw.snapshots import SnapshotLanding
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.capture.test_schema_watch import poll, shown

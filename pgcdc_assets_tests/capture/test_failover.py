@@ -12,7 +12,7 @@ from pgcdc_assets.capture.epoch import renew_epoch
 from pgcdc_assets.capture.landing import Landing
 from pgcdc_assets.capture.limits import CaptureLimits
 from pgcdc_assets.capture.session import CaptureSession
-from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.cli.check import check_capture
 from pgcdc_assets.demo.programs import binaries
@@ -21,13 +21,13 @@ from pgcdc_assets.errors import RawZoneError, SlotMissing
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.policies import HeartbeatPolicy
 from pgcdc_assets.postgres.heartbeat import create_table_sql
-from pgcdc_assets.postgres.timelines import (
+from pgcdc_assets.postgres.wal.positions import read_barrier
+from pgcdc_assets.postgres.wal.timelines import (
     ServerTimeline,
     check_timeline,
     find_shared_end,
     parse_history,
 )
-from pgcdc_assets.postgres.wal import read_barrier
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import TableName

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pgcdc_assets.capture.snapshot import snapshot_each_table, snapshot_tables
-from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotReport
+from pgcdc_assets.capture.snapshots.pool import SnapshotFailure, SnapshotReport
+from pgcdc_assets.capture.snapshots.run import snapshot_each_table, snapshot_tables
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.capture.test_schema_watch import poll, shown
 from pgcdc_assets_tests.support.captures import Capturing

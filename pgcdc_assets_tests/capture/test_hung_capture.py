@@ -11,7 +11,7 @@ from pgcdc_assets.capture.window import CaptureLimits
 from pgcdc_assets.errors import ConnectionLost, TransientError
 from pgcdc_assets.postgres.stream.connection import ReplicationStream
 from pgcdc_assets.postgres.stream.request import StreamSettings
-from pgcdc_assets.raw.files import FileWriter
+from pgcdc_assets.raw.delta.files import FileWriter
 from pgcdc_assets_tests.support.captures import Capturing
 
 pytestmark = pytest.mark.postgres

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pgcdc_assets.capture.snapshot import snapshot_tables
-from pgcdc_assets.capture.snapshot_pool import SnapshotReport
+from pgcdc_assets.capture.snapshots.pool import SnapshotReport
+from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.lake import Lake

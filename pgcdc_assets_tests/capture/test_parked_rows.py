@@ -8,7 +8,7 @@ from pgcdc_assets.capture.limits import CaptureLimits
 from pgcdc_assets.errors import DefiniteError, ProtocolError
 from pgcdc_assets.postgres.stream.plugin_options import PluginOptions, Streaming
 from pgcdc_assets.postgres.stream.request import StreamSettings
-from pgcdc_assets.raw.schema_events import STREAM, SchemaChange, SchemaEvent
+from pgcdc_assets.raw.relations.schema_events import STREAM, SchemaChange, SchemaEvent
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.prepared import capture as capture_prepared

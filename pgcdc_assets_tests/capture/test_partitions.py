@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.handover import copied_rows
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.raw.schema_events import SchemaChange, SchemaEvent
+from pgcdc_assets.raw.relations.schema_events import SchemaChange, SchemaEvent
 from pgcdc_assets_tests.capture.test_schema_watch import poll, shown
 from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.prepared import two_phase_limits

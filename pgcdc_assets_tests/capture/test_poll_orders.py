@@ -12,14 +12,14 @@ import pytest
 from pgcdc_assets.capture import landing, source_look
 from pgcdc_assets.capture.epoch import renew_epoch
 from pgcdc_assets.capture.schema_watch import SchemaWatch, poll_catalog
-from pgcdc_assets.capture.snapshot import snapshot_tables
-from pgcdc_assets.capture.snapshot_export import export_later
+from pgcdc_assets.capture.snapshots.export import export_later
+from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.capture.window import CaptureLimits
 from pgcdc_assets.errors import TransientError
+from pgcdc_assets.postgres.catalog.table_definitions import read_catalog_digest, read_definitions
 from pgcdc_assets.postgres.connection import query_connection
-from pgcdc_assets.postgres.table_definitions import read_catalog_digest, read_definitions
-from pgcdc_assets.raw.definitions import DefinitionStore
-from pgcdc_assets.raw.schema_events import open_events
+from pgcdc_assets.raw.relations.definitions import DefinitionStore
+from pgcdc_assets.raw.relations.schema_events import open_events
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.capture.test_schema_watch import poll, shown
@@ -131,7 +131,7 @@ def test_a_partition_that_passes_during_a_snapshot_needs_another_snapshot(
         return found
 
     with monkeypatch.context() as patched:
-        patched.setattr("pgcdc_assets.capture.snapshot_export.export_later", export)
+        patched.setattr("pgcdc_assets.capture.snapshots.export.export_later", export)
         _snapshot(capturing)
     assert exports[-1] == which
     execute("alter table root detach partition single")

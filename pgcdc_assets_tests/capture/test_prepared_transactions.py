@@ -9,7 +9,7 @@ import pytest
 from pgcdc_assets import failpoints
 from pgcdc_assets.errors import DefiniteError, RawZoneError
 from pgcdc_assets.postgres.stream.plugin_options import Streaming
-from pgcdc_assets.raw.delta_log import commit_path
+from pgcdc_assets.raw.delta.log_entries import commit_path
 from pgcdc_assets.raw.maintenance import maintain_raw_zone
 from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.prepared import (

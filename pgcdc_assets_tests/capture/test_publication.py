@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from pgcdc_assets.capture.epoch import renew_epoch
-from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.errors import ConfigurationError, DefiniteError
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.preflight.run import run_preflight
-from pgcdc_assets.postgres.slots import create_slot
-from pgcdc_assets.postgres.wal import read_current_lsn
+from pgcdc_assets.postgres.slots.status import create_slot
+from pgcdc_assets.postgres.wal.positions import read_current_lsn
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.database import Database

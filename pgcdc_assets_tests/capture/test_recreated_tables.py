@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pgcdc_assets.capture.snapshot import snapshot_tables
-from pgcdc_assets.raw.schema_events import STREAM, SchemaChange, SchemaEvent, open_events
+from pgcdc_assets.capture.snapshots.run import snapshot_tables
+from pgcdc_assets.raw.relations.schema_events import STREAM, SchemaChange, SchemaEvent, open_events
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.capture.test_schema_watch import poll
 from pgcdc_assets_tests.support.captures import Capturing

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pgcdc_assets.protocol.relation import Column
-from pgcdc_assets.raw.schema_events import SchemaChange, SchemaEvent
+from pgcdc_assets.raw.relations.schema_events import SchemaChange, SchemaEvent
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.proxy import TcpProxy
@@ -350,7 +350,7 @@ def test_a_version_that_another_process_stored_between_two_windows_keeps_its_num
 def test_hundreds_of_announcements_are_resolved_over_one_connection(
     capturing: Capturing, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pgcdc_assets.raw.relations import RelationRegistry
+    from pgcdc_assets.raw.relations.registry import RelationRegistry
 
     tables = 3
     capturing.begin(*(f"create table t{i} (id int primary key)" for i in range(tables)))

@@ -10,7 +10,7 @@ import pytest
 
 from pgcdc_assets.capture.epoch import renew_epoch
 from pgcdc_assets.capture.limits import CaptureLimits
-from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.cli.check import check_capture
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConfigurationError, RawZoneError

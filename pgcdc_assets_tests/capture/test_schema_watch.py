@@ -8,7 +8,7 @@ import pytest
 
 from pgcdc_assets.capture.schema_watch import poll_catalog
 from pgcdc_assets.postgres.connection import query_connection
-from pgcdc_assets.raw.schema_events import SchemaChange, SchemaEvent
+from pgcdc_assets.raw.relations.schema_events import SchemaChange, SchemaEvent
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.captures import Capturing
 

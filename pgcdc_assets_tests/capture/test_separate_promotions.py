@@ -11,16 +11,16 @@ import pytest
 
 from pgcdc_assets.capture.epoch import renew_epoch
 from pgcdc_assets.capture.limits import CaptureLimits
-from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.demo.programs import binaries
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import RawZoneError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.policies import HeartbeatPolicy
-from pgcdc_assets.postgres import timelines
 from pgcdc_assets.postgres.heartbeat import create_table_sql
 from pgcdc_assets.postgres.libpq import execute
-from pgcdc_assets.postgres.timelines import server_timeline
+from pgcdc_assets.postgres.wal.positions import timelines
+from pgcdc_assets.postgres.wal.timelines import server_timeline
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from pgcdc_assets.capture.epoch import renew_epoch
-from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.cli.check import check_capture
 from pgcdc_assets.errors import PgcdcError, SlotAdvanced, SlotBusy, SlotTaken
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.connection import query_connection
-from pgcdc_assets.postgres.slots import SlotStatus, create_slot, read_slot_status
+from pgcdc_assets.postgres.slots.status import SlotStatus, create_slot, read_slot_status
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
@@ -201,7 +201,7 @@ def test_after_a_crash_of_the_server_a_read_slot_is_still_detected(
 
 
 def test_a_synced_slot_is_refused_on_a_standby(database: Database, slot: str) -> None:
-    from pgcdc_assets.postgres.slots import check_slot_usable
+    from pgcdc_assets.postgres.slots.status import check_slot_usable
 
     _make_by_hand(database, slot)
     copied = dataclasses.replace(_status(database, slot), is_synced=True, in_recovery=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.capture.test_schema_watch import poll, shown

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from psycopg2 import OperationalError
 
-from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotReport
+from pgcdc_assets.capture.snapshots.pool import SnapshotFailure, SnapshotReport
 from pgcdc_assets.errors import ConfigurationError, ConnectionLost
 from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.raw.zone import RawZone

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from pgcdc_assets.capture.limits import CaptureLimits
-from pgcdc_assets.capture.snapshot import snapshot_tables
-from pgcdc_assets.capture.snapshot_pool import SnapshotReport
+from pgcdc_assets.capture.snapshots.pool import SnapshotReport
+from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.errors import SlotLost
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.raw.zone import RawZone

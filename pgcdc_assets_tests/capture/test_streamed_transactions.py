@@ -15,8 +15,8 @@ import pytest
 from pgcdc_assets.capture.spool import TransactionSpool
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import Lsn, LsnWindow
+from pgcdc_assets.postgres.catalog.relation_resolver import CatalogResolver
 from pgcdc_assets.postgres.connection import query_connection
-from pgcdc_assets.postgres.relation_resolver import CatalogResolver
 from pgcdc_assets.postgres.stream.connection import ReplicationStream
 from pgcdc_assets.postgres.stream.plugin_options import PluginOptions, Streaming
 from pgcdc_assets.postgres.stream.request import StreamSettings

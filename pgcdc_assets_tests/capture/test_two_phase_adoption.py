@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pgcdc_assets.capture.epoch import renew_epoch
-from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.cli.check import check_capture
 from pgcdc_assets.errors import ConfigurationError, SlotAdvanced
 from pgcdc_assets.policies import SlotPolicy, StreamPolicy

@@ -6,8 +6,8 @@ import psycopg2.errors
 import pytest
 
 from pgcdc_assets.capture.schema_watch import poll_catalog
+from pgcdc_assets.postgres.catalog.publication import read_members
 from pgcdc_assets.postgres.connection import query_connection
-from pgcdc_assets.postgres.publication import read_members
 from pgcdc_assets_tests.capture.test_schema_watch import poll, shown
 from pgcdc_assets_tests.support.captures import Capturing
 

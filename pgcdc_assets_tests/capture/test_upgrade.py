@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pgcdc_assets.capture.epoch import renew_epoch
-from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.cli.check import check_capture
 from pgcdc_assets.demo.programs import binaries, run_program
 from pgcdc_assets.demo.server import EmbeddedServer

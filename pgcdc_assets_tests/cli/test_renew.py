@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.cli import main, status
 from pgcdc_assets.orchestration.build import build_cdc_definitions
 from pgcdc_assets.orchestration.project import code_location

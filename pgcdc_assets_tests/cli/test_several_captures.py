@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pgcdc_assets.cli import main
-from pgcdc_assets.raw.delta_log import commit_path
+from pgcdc_assets.raw.delta.log_entries import commit_path
 
 _COMPONENT = """type: pgcdc_assets.PostgresCdcComponent
 attributes: {{name: {name}, publication: p, tables: {tables}}}

@@ -9,7 +9,7 @@ import pytest
 from psycopg2 import sql
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.postgres.preflight.run import run_preflight
 from pgcdc_assets.protocol.utf8 import bytes_as_text

@@ -10,7 +10,7 @@ import pytest
 
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge.change_stats import FollowedTable, read_change_stats
-from pgcdc_assets.raw.scan import scan_changes
+from pgcdc_assets.raw.delta.scan import scan_changes
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.merge.history import (
     Change,

@@ -17,7 +17,7 @@ from pgcdc_assets.merge import MergeFailure
 from pgcdc_assets.postgres.stream.plugin_options import PluginOptions, Streaming
 from pgcdc_assets.postgres.stream.request import StreamSettings
 from pgcdc_assets.postgres.stream.transport import WireSettings
-from pgcdc_assets.raw.schema_events import open_events
+from pgcdc_assets.raw.relations.schema_events import open_events
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.support.merge.pipeline import PUBLICATION, Pipeline

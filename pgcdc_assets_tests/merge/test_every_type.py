@@ -22,8 +22,8 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.demo.programs import binaries
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.merge import MergeFailure
+from pgcdc_assets.raw.delta.scan import scan_changes
 from pgcdc_assets.raw.lake import Lake
-from pgcdc_assets.raw.scan import scan_changes
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.columns import RESCUED

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from pgcdc_assets.raw.delta_log import commit_path
-from pgcdc_assets.raw.files import filesystem, write_file
+from pgcdc_assets.raw.delta.files import filesystem, write_file
+from pgcdc_assets.raw.delta.log_entries import commit_path
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.storage import ACCESS_KEY, SECRET_KEY

@@ -18,7 +18,7 @@ from pgcdc_assets.orchestration.jobs.maintenance import lowest_position
 from pgcdc_assets.orchestration.sensors.restored_lakes import RestoredLakes
 from pgcdc_assets.orchestration.state import read_state
 from pgcdc_assets.policies import MessagePolicy
-from pgcdc_assets.raw.newest_versions import NewestVersions
+from pgcdc_assets.raw.delta.newest_versions import NewestVersions
 from pgcdc_assets.raw.retention import remove_windows
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable

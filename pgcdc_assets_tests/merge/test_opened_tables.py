@@ -6,7 +6,7 @@ import pytest
 
 from pgcdc_assets.merge import MergeReport
 from pgcdc_assets.merge.kinds import current_image
-from pgcdc_assets.raw import log_table
+from pgcdc_assets.raw.delta import log_table
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets_tests.support.merge.pipeline import Pipeline
 from pgcdc_assets_tests.support.merge.small_tables import merge_by_spark, merge_together

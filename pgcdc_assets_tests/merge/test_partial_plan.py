@@ -7,7 +7,7 @@ import pytest
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.merge.plan import plan_merge
 from pgcdc_assets.raw.snapshots import Snapshot
-from pgcdc_assets.raw.window_summary import WindowSummary
+from pgcdc_assets.raw.windows.summary import WindowSummary
 from pgcdc_assets.settings import CdcTable
 
 TARGET = CdcTable("shop", "items")

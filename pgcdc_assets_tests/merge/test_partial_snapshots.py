@@ -19,8 +19,8 @@ from pgcdc_assets.orchestration.runs.applied_snapshots import (
     check_new_applied,
     find_merged,
 )
-from pgcdc_assets.postgres import plain_snapshot
-from pgcdc_assets.postgres.wal import advance_wal
+from pgcdc_assets.postgres.snapshots import plain as plain_snapshot
+from pgcdc_assets.postgres.wal.positions import advance_wal
 from pgcdc_assets.raw.retention import remove_partial_snapshots
 from pgcdc_assets.raw.snapshots import SnapshotStore
 from pgcdc_assets.settings import CdcTable

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from psycopg2.extensions import cursor as Cursor
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.capture.snapshot_pool import SnapshotReport
+from pgcdc_assets.capture.snapshots.pool import SnapshotReport
 from pgcdc_assets.merge import MergeReport, rebuild_table
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.state import table_path

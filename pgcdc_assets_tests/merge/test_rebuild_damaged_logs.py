@@ -21,7 +21,7 @@ from pgcdc_assets.merge import rebuild, replaced_table
 from pgcdc_assets.merge.rebuild import rebuild_table
 from pgcdc_assets.merge.replaced_table import create_again, describe_replaced
 from pgcdc_assets.raw import table_files
-from pgcdc_assets.raw.delta_log import commit_path
+from pgcdc_assets.raw.delta.log_entries import commit_path
 from pgcdc_assets.raw.retention import remove_windows
 from pgcdc_assets.raw.table_files import set_log_aside
 from pgcdc_assets.raw.zone import RawZone

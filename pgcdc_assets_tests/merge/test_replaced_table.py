@@ -14,8 +14,8 @@ from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.merge import replaced_table
 from pgcdc_assets.merge.replaced_table import ReplacedTable, replace_files
-from pgcdc_assets.raw.delta_log import read_commit
-from pgcdc_assets.raw.files import filesystem
+from pgcdc_assets.raw.delta.files import filesystem
+from pgcdc_assets.raw.delta.log_entries import read_commit
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.table_files import move_files
 from pgcdc_assets.raw.zone import RawZone

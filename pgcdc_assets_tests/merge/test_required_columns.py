@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import MergeConflict
 from pgcdc_assets.merge import MergeFailure, merge_tables
-from pgcdc_assets.raw.delta_log import commit_path
+from pgcdc_assets.raw.delta.log_entries import commit_path
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table

@@ -12,10 +12,10 @@ from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.merge.plan import Plan, plan_merge
 from pgcdc_assets.merge.schema_stops import SchemaStops
 from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
-from pgcdc_assets.raw.schema_events import STREAM, SchemaChange, SchemaEvent
+from pgcdc_assets.raw.relations.schema_events import STREAM, SchemaChange, SchemaEvent
+from pgcdc_assets.raw.relations.source_relations import SourceRelations
 from pgcdc_assets.raw.snapshots import Snapshot
-from pgcdc_assets.raw.source_relations import SourceRelations
-from pgcdc_assets.raw.window_summary import WindowSummary
+from pgcdc_assets.raw.windows.summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.keyed_snapshots import snapshots_with_key

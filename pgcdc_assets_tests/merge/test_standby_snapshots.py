@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from psycopg2 import sql
 
-from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.merge import MergeReport
 from pgcdc_assets.policies import SnapshotPolicy

@@ -17,7 +17,7 @@ from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables, run
 from pgcdc_assets.policies import StepLimit
-from pgcdc_assets.raw.sizes import RowGroups
+from pgcdc_assets.raw.delta.sizes import RowGroups
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.session import own_sessions

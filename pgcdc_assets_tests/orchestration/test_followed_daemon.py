@@ -14,7 +14,7 @@ from pgcdc_assets.demo.dagster_dev import start_dagster, stop_dagster
 from pgcdc_assets.local import free_port
 from pgcdc_assets.orchestration.runs.records import CAPTURE_TAG
 from pgcdc_assets.raw.lake import Lake
-from pgcdc_assets.raw.schema_events import CATALOG
+from pgcdc_assets.raw.relations.schema_events import CATALOG
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.orchestration.conftest import NAME
 from pgcdc_assets_tests.support.database import Database

@@ -20,7 +20,7 @@ from pgcdc_assets.postgres.connection import ConnectionSettings, query_connectio
 from pgcdc_assets.postgres.libpq import establish
 from pgcdc_assets.postgres.stream.request import StreamRequest, StreamSettings
 from pgcdc_assets.postgres.stream.start import start_stream
-from pgcdc_assets.postgres.timelines import server_timeline
+from pgcdc_assets.postgres.wal.timelines import server_timeline
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.proxy import TcpProxy
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pgcdc_assets.postgres.catalog.publication import read_members, read_row_filters
 from pgcdc_assets.postgres.connection import Connection, query_connection
-from pgcdc_assets.postgres.publication import read_members, read_row_filters
 from pgcdc_assets_tests.support.database import Database
 
 pytestmark = [pytest.mark.postgres, pytest.mark.every_pg]

@@ -11,16 +11,16 @@ import psycopg2
 import pytest
 
 from pgcdc_assets.errors import ConfigurationError, ConnectionLost, SnapshotEnded, TransientError
-from pgcdc_assets.postgres.catalog import published_tables
+from pgcdc_assets.postgres.catalog.relations import published_tables
 from pgcdc_assets.postgres.connection import connect, query_connection
-from pgcdc_assets.postgres.copy import SnapshotReader
-from pgcdc_assets.postgres.copy_errors import reading_failure
-from pgcdc_assets.postgres.copy_transport import copy_chunks
+from pgcdc_assets.postgres.copy.errors import reading_failure
+from pgcdc_assets.postgres.copy.reader import SnapshotReader
+from pgcdc_assets.postgres.copy.transport import copy_chunks
 from pgcdc_assets.postgres.errors import reported_failure
-from pgcdc_assets.postgres.standby_snapshot import export_standby_snapshot
+from pgcdc_assets.postgres.snapshots.standby import export_standby_snapshot
 from pgcdc_assets.postgres.stream.errors import stream_failure
 from pgcdc_assets.postgres.stream.transport import ServerError
-from pgcdc_assets.postgres.wal import emit_heartbeat
+from pgcdc_assets.postgres.wal.positions import emit_heartbeat
 from pgcdc_assets_tests.support.database import Database, create_database, drop_database
 from pgcdc_assets_tests.support.standby import Source
 from pgcdc_assets_tests.support.waits import wait_until

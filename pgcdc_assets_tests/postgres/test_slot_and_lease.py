@@ -12,8 +12,8 @@ from psycopg2.extras import LogicalReplicationConnection
 
 from pgcdc_assets.errors import ConfigurationError, ConnectionLost, SlotBusy, TransientError
 from pgcdc_assets.postgres.connection import query_connection
-from pgcdc_assets.postgres.lease import capture_lease, wait_or_terminate_stale_walsender
-from pgcdc_assets.postgres.slots import create_slot, read_slot_status
+from pgcdc_assets.postgres.slots.lease import capture_lease, wait_or_terminate_stale_walsender
+from pgcdc_assets.postgres.slots.status import create_slot, read_slot_status
 from pgcdc_assets_tests.support.database import Database
 
 pytestmark = pytest.mark.postgres

@@ -6,14 +6,14 @@ import pytest
 
 from pgcdc_assets.capture.epoch import renew_epoch
 from pgcdc_assets.capture.limits import CaptureLimits
-from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.errors import ConfigurationError, SlotTaken
 from pgcdc_assets.policies import HeartbeatPolicy, SlotPolicy, StreamPolicy
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.heartbeat import create_table_sql
 from pgcdc_assets.postgres.preflight.options import check_options, check_subscribed_tables
-from pgcdc_assets.postgres.slot_creation import SlotOptions, create_slot
-from pgcdc_assets.postgres.slots import SlotStatus, read_slot_status
+from pgcdc_assets.postgres.slots.creation import SlotOptions, create_slot
+from pgcdc_assets.postgres.slots.status import SlotStatus, read_slot_status
 from pgcdc_assets.postgres.stream.plugin_options import Origin, PluginOptions
 from pgcdc_assets.postgres.stream.request import StreamSettings
 from pgcdc_assets.raw.lake import Lake

@@ -9,8 +9,8 @@ import pytest
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.postgres.slots import SlotWalStatus, check_slot_usable, slot_taken_error
-from pgcdc_assets_tests.postgres.test_slot_health import SOUND
+from pgcdc_assets.postgres.slots.status import SlotWalStatus, check_slot_usable, slot_taken_error
+from pgcdc_assets_tests.postgres.slots.test_health import SOUND
 
 _CRASHED: dict[str, Any] = {"may_have_crashed": True, "decoded_transactions": 0}
 

@@ -18,10 +18,10 @@ import pytest
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConfigurationError, SlotLost
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.postgres.catalog import published_tables
+from pgcdc_assets.postgres.catalog.relations import published_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.postgres.copy import copy_published
-from pgcdc_assets.postgres.slot_creation import create_slot
+from pgcdc_assets.postgres.copy.reader import copy_published
+from pgcdc_assets.postgres.slots.creation import create_slot
 from pgcdc_assets.postgres.stream.request import StreamRequest, StreamSettings
 from pgcdc_assets.postgres.stream.start import start_stream
 from pgcdc_assets_tests.support.database import Database, create_database

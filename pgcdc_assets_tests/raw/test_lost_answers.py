@@ -14,13 +14,13 @@ from deltalake import DeltaTable
 
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn, Position
-from pgcdc_assets.raw import vacuum
-from pgcdc_assets.raw.delta_log import read_commit
-from pgcdc_assets.raw.files import filesystem
+from pgcdc_assets.raw.delta import vacuum
+from pgcdc_assets.raw.delta.files import filesystem
+from pgcdc_assets.raw.delta.log_entries import read_commit
+from pgcdc_assets.raw.delta.table import RawTable
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.maintenance import maintain_raw_zone
 from pgcdc_assets.raw.retention import remove_snapshots, remove_windows
-from pgcdc_assets.raw.table import RawTable
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.object_store import StoreProxy

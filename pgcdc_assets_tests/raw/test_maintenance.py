@@ -15,11 +15,12 @@ from deltalake import DeltaTable
 
 from pgcdc_assets.errors import PgcdcError, RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.raw import changes, compaction, schema
-from pgcdc_assets.raw.files import push_to_disk
+from pgcdc_assets.raw import changes, schema
+from pgcdc_assets.raw.delta import compaction
+from pgcdc_assets.raw.delta.files import push_to_disk
+from pgcdc_assets.raw.delta.scan import DataFile, scan
+from pgcdc_assets.raw.delta.table import DELETED_FILE_RETENTION, MARK, RawTable
 from pgcdc_assets.raw.maintenance import RawMaintenanceReport, maintain_raw_zone
-from pgcdc_assets.raw.scan import DataFile, scan
-from pgcdc_assets.raw.table import DELETED_FILE_RETENTION, MARK, RawTable
 from pgcdc_assets.raw.table_list import ListedTable
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
@@ -103,7 +104,7 @@ def test_windows_are_read_from_the_window_index_and_the_log_once_each(zone: RawZ
 def test_the_window_index_keeps_and_reads_few_files(
     zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgcdc_assets.raw.window_index._SMALL_FILES", 4)
+    monkeypatch.setattr("pgcdc_assets.raw.windows.index._SMALL_FILES", 4)
     window_index = zone.changes.window_index.table
     for n in range(10):
         land_small_windows(zone, 1, first=1000 + n)
@@ -119,7 +120,7 @@ def test_the_window_index_keeps_and_reads_few_files(
         read.extend(files)
         return scan(table, files, *rest)
 
-    monkeypatch.setattr("pgcdc_assets.raw.window_index.scan", observed)
+    monkeypatch.setattr("pgcdc_assets.raw.windows.index.scan", observed)
     assert [int(w.window.start) for w in zone.changes.windows(1, Lsn(1009))] == [1009]
     assert len(read) == 1
 
@@ -242,7 +243,7 @@ def test_maintenance_keeps_the_files_of_a_slow_landing(
     land_small_windows(zone, 3)
     folder = Path(zone.changes.table.uri)
     if is_marked:
-        monkeypatch.setattr("pgcdc_assets.raw.files._MARK_SECONDS", 0.0)
+        monkeypatch.setattr("pgcdc_assets.raw.delta.files._MARK_SECONDS", 0.0)
 
     def wait_long() -> None:
         make_old(folder, days)
@@ -259,7 +260,7 @@ def test_maintenance_keeps_the_files_of_a_slow_landing(
 def test_files_of_a_writer_with_an_old_mark_are_deleted_with_the_mark(
     zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgcdc_assets.raw.files._MARK_SECONDS", 0.0)
+    monkeypatch.setattr("pgcdc_assets.raw.delta.files._MARK_SECONDS", 0.0)
     land_small_windows(zone, 3)
     folder = Path(zone.changes.table.uri)
     before = set(folder.glob("*.parquet"))
@@ -302,7 +303,7 @@ def test_replaced_files_are_kept_for_earlier_readers(
     report = maintain_raw_zone(zone, minimum_files=2, minimum_log_entries=1)
     assert (report.files_merged, report.files_removed) == (len(before), 0)
     assert set(folder.glob("*.parquet")) > before
-    monkeypatch.setattr("pgcdc_assets.raw.vacuum.REPLACED_HOURS", 0)
+    monkeypatch.setattr("pgcdc_assets.raw.delta.vacuum.REPLACED_HOURS", 0)
     zone.changes.land(window(1006, 1007), [])
     assert maintain_raw_zone(zone, minimum_log_entries=1).files_removed == len(before)
     assert landed(zone) == rows

@@ -8,7 +8,7 @@ import pyarrow.fs as pafs
 import pytest
 
 from pgcdc_assets.raw import table_files
-from pgcdc_assets.raw.files import filesystem
+from pgcdc_assets.raw.delta.files import filesystem
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.table_files import move_files
 from pgcdc_assets.raw.zone import RawZone

@@ -15,12 +15,12 @@ from deltalake.exceptions import CommitFailedError
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.raw import scan as module
-from pgcdc_assets.raw.delta_log import LAST_CHECKPOINT, commit_path
+from pgcdc_assets.raw.delta import scan as module
+from pgcdc_assets.raw.delta.log_entries import LAST_CHECKPOINT, commit_path
+from pgcdc_assets.raw.delta.scan import DataFile, data_files, scan
+from pgcdc_assets.raw.delta.table import RawTable
 from pgcdc_assets.raw.maintenance import maintain_raw_zone
 from pgcdc_assets.raw.retention import remove_windows
-from pgcdc_assets.raw.scan import DataFile, data_files, scan
-from pgcdc_assets.raw.table import RawTable
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.raw.test_retention import LATER, land_days
 from pgcdc_assets_tests.raw.test_stores import texts

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pgcdc_assets.lsn import Lsn
+from pgcdc_assets.raw.delta.table import RawTable
 from pgcdc_assets.raw.prepared_rows import parse_relation
-from pgcdc_assets.raw.table import RawTable
 from pgcdc_assets.raw.zone import RawZone
 
 

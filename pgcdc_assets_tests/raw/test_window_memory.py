@@ -14,8 +14,8 @@ from pgcdc_assets.merge.snapshot_time import find_snapshot_time
 from pgcdc_assets.raw.retention import remove_windows
 from pgcdc_assets.raw.schema import WINDOWS
 from pgcdc_assets.raw.snapshots import Snapshot
-from pgcdc_assets.raw.window_rows import parse_row
-from pgcdc_assets.raw.window_summary import WindowSummary
+from pgcdc_assets.raw.windows.rows import parse_row
+from pgcdc_assets.raw.windows.summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.raw.rows import COMMIT_TS, relation, transaction, window

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pgcdc_assets.capture.window import CaptureLimits, CaptureReport
     from pgcdc_assets.lsn import Lsn, LsnWindow
     from pgcdc_assets.postgres.connection import ConnectionSettings
-    from pgcdc_assets.postgres.slots import SlotStatus
+    from pgcdc_assets.postgres.slots.status import SlotStatus
     from pgcdc_assets.raw.lake import Lake
     from pgcdc_assets.raw.zone import RawZone
 
@@ -82,7 +82,7 @@ class Capturing:
 
     def begin(self, *statements: str) -> Capturing:
         """Run the statements, publish all tables, and create slot and epoch."""
-        from pgcdc_assets.postgres.slots import create_slot
+        from pgcdc_assets.postgres.slots.status import create_slot
 
         for statement in statements:
             self.database.execute(statement)
@@ -94,7 +94,7 @@ class Capturing:
     def record_epoch(self, start: Lsn) -> Capturing:
         """Record the first epoch, of a slot that exists."""
         from pgcdc_assets.postgres.connection import query_connection
-        from pgcdc_assets.postgres.slots import read_server_identity
+        from pgcdc_assets.postgres.slots.status import read_server_identity
         from pgcdc_assets_tests.support.raw.epochs import first_epoch
 
         with query_connection(self.settings, "test") as conn:
@@ -214,7 +214,7 @@ class Capturing:
 
     def status(self) -> SlotStatus:
         from pgcdc_assets.postgres.connection import query_connection
-        from pgcdc_assets.postgres.slots import read_slot_status
+        from pgcdc_assets.postgres.slots.status import read_slot_status
 
         with query_connection(
             Capturing(self.database, self.zone, self.slot, self.database.conninfo).settings, "test"

@@ -78,7 +78,7 @@ def writers(
 def without_plain_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Export every snapshot by a slot, as on a server with constant writes to its tables."""
     monkeypatch.setattr(
-        "pgcdc_assets.capture.snapshot_export.export_plain_snapshot",
+        "pgcdc_assets.capture.snapshots.export.export_plain_snapshot",
         lambda settings, table_ids: contextlib.nullcontext(),
     )
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pgcdc_assets.capture.partial_snapshot import PartialSnapshot
-from pgcdc_assets.capture.snapshot_pool import SnapshotReport
+from pgcdc_assets.capture.snapshots.partial import PartialSnapshot
+from pgcdc_assets.capture.snapshots.pool import SnapshotReport
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.merge.pipeline import PUBLICATION, Pipeline
 

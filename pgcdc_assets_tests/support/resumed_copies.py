@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from pgcdc_assets.capture import snapshot_pool, snapshot_ranges
-from pgcdc_assets.capture.snapshot import snapshot_each_table
-from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotReport
-from pgcdc_assets.capture.table_copy import SnapshotProgress, ignore_progress
+from pgcdc_assets.capture.snapshots import pool as snapshot_pool
+from pgcdc_assets.capture.snapshots import ranges as snapshot_ranges
+from pgcdc_assets.capture.snapshots.pool import SnapshotFailure, SnapshotReport
+from pgcdc_assets.capture.snapshots.run import snapshot_each_table
+from pgcdc_assets.capture.snapshots.table_copy import SnapshotProgress, ignore_progress
 from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.raw.zone import RawZone

@@ -7,18 +7,18 @@ from collections.abc import Callable, Generator, Iterator
 import pyarrow as pa
 import pytest
 
-from pgcdc_assets.capture.snapshot_pool import (
+from pgcdc_assets.capture.snapshots.pool import (
     SnapshotFailure,
     SnapshotPool,
     SnapshotReport,
     UnfinishedSnapshot,
 )
 from pgcdc_assets.policies import SnapshotPolicy
-from pgcdc_assets.postgres.catalog import PublishedTable, published_tables
+from pgcdc_assets.postgres.catalog.relations import PublishedTable, published_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.postgres.copy import Pages, SnapshotReader
-from pgcdc_assets.postgres.slots import create_slot
-from pgcdc_assets.raw.scan import DataFile, data_files
+from pgcdc_assets.postgres.copy.reader import Pages, SnapshotReader
+from pgcdc_assets.postgres.slots.status import create_slot
+from pgcdc_assets.raw.delta.scan import DataFile, data_files
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.waits import wait_until

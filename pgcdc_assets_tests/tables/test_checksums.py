@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.raw.files import filesystem, write_file
+from pgcdc_assets.raw.delta.files import filesystem, write_file
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.tables.checkpoints import is_due, keep_checkpoints
 from pgcdc_assets.tables.checksums import (

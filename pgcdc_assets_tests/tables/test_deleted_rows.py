@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.raw.files import filesystem, write_file
+from pgcdc_assets.raw.delta.files import filesystem, write_file
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.spark.session import own_sessions
 from pgcdc_assets.tables import deleted_rows as module

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.errors import TableDamaged
 from pgcdc_assets.lsn import Position
 from pgcdc_assets.merge import rebuild_table
-from pgcdc_assets.raw.delta_log import FOLDER, commit_path
+from pgcdc_assets.raw.delta.log_entries import FOLDER, commit_path
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table

@@ -14,7 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from pgcdc_assets.lsn import Lsn, Position
-from pgcdc_assets.raw.delta_log import FOLDER, LAST_CHECKPOINT, SET_ASIDE
+from pgcdc_assets.raw.delta.log_entries import FOLDER, LAST_CHECKPOINT, SET_ASIDE
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.checkpoints import WITHOUT_UPKEEP

@@ -11,7 +11,7 @@ import pytest
 from deltalake import write_deltalake
 
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.raw.delta_log import FOLDER, commit_path
+from pgcdc_assets.raw.delta.log_entries import FOLDER, commit_path
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.tables.state import open_table, read_scd_state
 from pgcdc_assets_tests.support.access import without_access

@@ -8,7 +8,7 @@ import pytest
 
 from pgcdc_assets.errors import SchemaChangeError
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
-from pgcdc_assets.raw.schema_events import CATALOG, STREAM, SchemaChange, SchemaEvent
+from pgcdc_assets.raw.relations.schema_events import CATALOG, STREAM, SchemaChange, SchemaEvent
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable

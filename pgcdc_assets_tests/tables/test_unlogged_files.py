@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pgcdc_assets.lsn import Lsn, Position
-from pgcdc_assets.raw.files import filesystem
+from pgcdc_assets.raw.delta.files import filesystem
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.tables.unlogged_files import holds_data_files, may_precede
 

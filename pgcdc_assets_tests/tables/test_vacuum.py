@@ -18,7 +18,7 @@ from deltalake.fs import DeltaStorageHandler
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import TransientError
-from pgcdc_assets.raw.delta_log import read_commit
+from pgcdc_assets.raw.delta.log_entries import read_commit
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.tables import vacuum

@@ -14,7 +14,7 @@ from pgcdc_assets.lsn import Position
 from pgcdc_assets.merge.idle_tables import IDLE_WINDOWS
 from pgcdc_assets.orchestration.build import build_cdc_definitions
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
-from pgcdc_assets.raw.delta_log import commit_path
+from pgcdc_assets.raw.delta.log_entries import commit_path
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.spark.sql import delta_table

@@ -6,7 +6,7 @@ import pytest
 from pyarrow.fs import FileSelector
 
 from pgcdc_assets.errors import ConfigurationError, MergeConflict, TableDamaged, TransientError
-from pgcdc_assets.raw.files import filesystem, write_file
+from pgcdc_assets.raw.delta.files import filesystem, write_file
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.verify import (

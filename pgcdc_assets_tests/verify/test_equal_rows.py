@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from pgcdc_assets.postgres.digests import RowDetail
+from pgcdc_assets.postgres.copy.digests import RowDetail
 from pgcdc_assets.verify import compare_digests
 from pgcdc_assets.verify.differing_keys import find_differing_keys
 from pgcdc_assets.verify.report import DifferenceKind

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.merge import MergeReport, merge_tables
 from pgcdc_assets.raw.zone import RawZone

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from pgcdc_assets.raw.delta_log import commit_path
+from pgcdc_assets.raw.delta.log_entries import commit_path
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName

@@ -32,9 +32,9 @@ from pgcdc_assets.merge.batch.contents import Contents
 from pgcdc_assets.merge.batch.left_to_spark import CommitConflict, NotInScope
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.merge.write import table_properties
-from pgcdc_assets.raw.delta_log import FOLDER, commit_path
-from pgcdc_assets.raw.files import filesystem
-from pgcdc_assets.raw.refused_commits import is_full_disk
+from pgcdc_assets.raw.delta.files import filesystem
+from pgcdc_assets.raw.delta.log_entries import FOLDER, commit_path
+from pgcdc_assets.raw.delta.refused_commits import is_full_disk
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.checkpoints import WITHOUT_UPKEEP, keep_checkpoints
 from pgcdc_assets.tables.columns import IS_CURRENT, SCD2_COLUMNS

@@ -26,7 +26,7 @@ from pgcdc_assets.merge.read import read_past
 from pgcdc_assets.merge.schema_evolution import fields_to_fill, follows_relation
 from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.merge.write import table_properties
-from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.relations.registry import RelationVersion
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.compaction import needs_compaction
 from pgcdc_assets.tables.properties import CONSTRAINT, MAPPING, is_append_only

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pgcdc_assets.protocol.relation import Column
-from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.relations.registry import RelationVersion
 from pgcdc_assets.tables.columns import SystemColumns, normalize_name
 from pgcdc_assets.tables.source_columns import TableColumn, is_certain, source_of, source_prefix
 

@@ -22,9 +22,9 @@ from pgcdc_assets.merge.fold.table_schema import DeltaType, Field, Layout, Table
 from pgcdc_assets.merge.fold.type_changes import converted_text, is_followed
 from pgcdc_assets.merge.fold.types import delta_type, full_type
 from pgcdc_assets.protocol.relation import Column, Relation
-from pgcdc_assets.raw.added_columns import find_added_default
-from pgcdc_assets.raw.relations import RelationVersion
-from pgcdc_assets.raw.schema_events import SchemaChange
+from pgcdc_assets.raw.relations.added_columns import find_added_default
+from pgcdc_assets.raw.relations.registry import RelationVersion
+from pgcdc_assets.raw.relations.schema_events import SchemaChange
 from pgcdc_assets.tables.columns import (
     SCD1_COLUMNS,
     UNKNOWN_TYPE,

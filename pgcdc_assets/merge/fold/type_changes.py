@@ -1,7 +1,8 @@
 """The text of an older value in the type that its column has now.
 
-A widening (`raw/type_changes.py`) loses nothing: each old value has one value of the new type,
-which the source shows from then on. The text that Postgres prints can differ. For `ALTER TYPE`
+A widening (`raw/relations/type_changes.py`) loses nothing: each old value has one value of the
+new type, which the source shows from then on. The text that Postgres prints can differ, as in
+these cases of `ALTER TYPE`:
 
     from                to              older text          text of the same value now
     int4                int8            5                   5
@@ -20,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pgcdc_assets.protocol.relation import Column
-from pgcdc_assets.raw.type_changes import changes_text, is_widened, numeric_scale
+from pgcdc_assets.raw.relations.type_changes import changes_text, is_widened, numeric_scale
 from pgcdc_assets.spark.sql import string
 
 # The OIDs below belong to the types of Postgres (FirstNormalObjectId), which keep their names.

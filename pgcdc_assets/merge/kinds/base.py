@@ -35,7 +35,7 @@ from pgcdc_assets.merge.write import (
     create_or_replace,
     overwrite,
 )
-from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.relations.registry import RelationVersion
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.tuning import SMALL_BYTES

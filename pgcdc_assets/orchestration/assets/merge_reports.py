@@ -33,7 +33,7 @@ from pgcdc_assets.orchestration.metadata import (
 )
 from pgcdc_assets.orchestration.partitions import MAX_LATER_MATERIALIZATIONS, find_shown_windows
 from pgcdc_assets.orchestration.runs.records import MERGE_PURPOSE, is_requested_by
-from pgcdc_assets.raw.window_summary import WindowSummary
+from pgcdc_assets.raw.windows.summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import dagster as dg
 
-from pgcdc_assets.capture.snapshot import snapshot_each_table
-from pgcdc_assets.capture.snapshot_pool import SnapshotFailure, SnapshotReport
+from pgcdc_assets.capture.snapshots.pool import SnapshotFailure, SnapshotReport
+from pgcdc_assets.capture.snapshots.run import snapshot_each_table
 from pgcdc_assets.errors import (
     ConfigurationError,
     MergeConflict,
@@ -26,7 +26,7 @@ from pgcdc_assets.orchestration.runs.failures import dagster_failures, raise_fai
 from pgcdc_assets.orchestration.runs.partial_request import build_partial_snapshot, partial_request
 from pgcdc_assets.orchestration.runs.records import ADOPT_SLOT_TAG, PARTIAL_TAG
 from pgcdc_assets.orchestration.state import read_gates, watermarks
-from pgcdc_assets.postgres.snapshot_age import SnapshotAge
+from pgcdc_assets.postgres.snapshots.age import SnapshotAge
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.tables.schema_gate import SchemaGate

@@ -25,16 +25,16 @@ from pgcdc_assets.orchestration.names import Names, StepKeys
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs.failures import dagster_failures
 from pgcdc_assets.orchestration.state import captured_through, left_tables, read_gates
-from pgcdc_assets.postgres.catalog import published_tables
+from pgcdc_assets.postgres.catalog.moved_tables import SourcePlace, find_declared_table
+from pgcdc_assets.postgres.catalog.relations import published_tables
 from pgcdc_assets.postgres.connection import Connection
-from pgcdc_assets.postgres.moved_tables import SourcePlace, find_declared_table
 from pgcdc_assets.postgres.preflight.replica_identity import are_identities_usable
-from pgcdc_assets.postgres.slot_health import SlotHealth, SlotProblem, slot_health
-from pgcdc_assets.postgres.slots import read_slot_status
+from pgcdc_assets.postgres.slots.health import SlotHealth, SlotProblem, slot_health
+from pgcdc_assets.postgres.slots.status import read_slot_status
 from pgcdc_assets.raw.changes import Recount
-from pgcdc_assets.raw.schema_events import SchemaChange, open_events
+from pgcdc_assets.raw.relations.schema_events import SchemaChange, open_events
 from pgcdc_assets.raw.window_gaps import find_gaps
-from pgcdc_assets.raw.window_summary import WindowSummary
+from pgcdc_assets.raw.windows.summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import TableName

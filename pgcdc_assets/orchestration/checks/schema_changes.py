@@ -11,7 +11,7 @@ from typing import Any
 import dagster as dg
 
 from pgcdc_assets.errors import resnapshot_command
-from pgcdc_assets.raw.schema_events import SchemaEvent
+from pgcdc_assets.raw.relations.schema_events import SchemaEvent
 from pgcdc_assets.tables.schema_gate import SchemaGate, describe_event
 
 SCHEMA_CHANGES = "schema_changes"

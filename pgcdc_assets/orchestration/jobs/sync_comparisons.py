@@ -14,7 +14,7 @@ from pgcdc_assets.orchestration.jobs.sync_report import SyncReport
 from pgcdc_assets.orchestration.project.code_location import LoadedCapture
 from pgcdc_assets.orchestration.runs.errors import FailedRun, join_errors
 from pgcdc_assets.orchestration.state import find_uncertain_tables
-from pgcdc_assets.raw.uncertain_values import not_comparable
+from pgcdc_assets.raw.relations.uncertain_values import not_comparable
 from pgcdc_assets.verify import (
     Comparison,
     ComparisonFailure,

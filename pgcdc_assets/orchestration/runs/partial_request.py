@@ -11,8 +11,8 @@ from __future__ import annotations
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from pgcdc_assets.capture.partial_snapshot import PartialSnapshot
-from pgcdc_assets.capture.snapshot_pool import SnapshotReport
+from pgcdc_assets.capture.snapshots.partial import PartialSnapshot
+from pgcdc_assets.capture.snapshots.pool import SnapshotReport
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable

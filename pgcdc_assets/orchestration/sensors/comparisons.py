@@ -24,7 +24,7 @@ from pgcdc_assets.orchestration.sensors.snapshot_requests import (
     event_key,
 )
 from pgcdc_assets.orchestration.state import find_uncertain_tables
-from pgcdc_assets.raw.uncertain_values import not_comparable
+from pgcdc_assets.raw.relations.uncertain_values import not_comparable
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.verify import is_comparable

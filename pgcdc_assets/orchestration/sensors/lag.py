@@ -56,9 +56,9 @@ from pgcdc_assets.orchestration.state import (
     newest_snapshots,
     read_gates,
 )
-from pgcdc_assets.postgres.slot_health import SlotProblem, slot_health
-from pgcdc_assets.postgres.slots import SlotStatus
-from pgcdc_assets.postgres.wal import read_written_lsn
+from pgcdc_assets.postgres.slots.health import SlotProblem, slot_health
+from pgcdc_assets.postgres.slots.status import SlotStatus
+from pgcdc_assets.postgres.wal.positions import read_written_lsn
 from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable

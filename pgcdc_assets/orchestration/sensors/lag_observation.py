@@ -23,10 +23,10 @@ from pgcdc_assets.orchestration.checks.source_tables import read_table_places
 from pgcdc_assets.orchestration.metadata import lag_metadata
 from pgcdc_assets.orchestration.runs.records import seconds_since
 from pgcdc_assets.orchestration.state import left_tables
+from pgcdc_assets.postgres.catalog.moved_tables import SourcePlace
 from pgcdc_assets.postgres.connection import ConnectionSettings
-from pgcdc_assets.postgres.moved_tables import SourcePlace
-from pgcdc_assets.postgres.slot_health import SlotHealth, slot_health
-from pgcdc_assets.postgres.slots import SlotStatus
+from pgcdc_assets.postgres.slots.health import SlotHealth, slot_health
+from pgcdc_assets.postgres.slots.status import SlotStatus
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import TableName

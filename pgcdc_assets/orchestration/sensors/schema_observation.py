@@ -23,7 +23,7 @@ from pgcdc_assets.orchestration.checks.schema_changes import (
 from pgcdc_assets.orchestration.metadata import source_column_schema
 from pgcdc_assets.orchestration.sensors.lag_observation import Event, changed_evaluations
 from pgcdc_assets.orchestration.state import read_gates
-from pgcdc_assets.raw.schema_events import SchemaChange, SchemaEvent
+from pgcdc_assets.raw.relations.schema_events import SchemaChange, SchemaEvent
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 

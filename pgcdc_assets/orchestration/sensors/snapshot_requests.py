@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pgcdc_assets.orchestration.partitions import group_neighbours
-from pgcdc_assets.raw.schema_events import SchemaEvent
+from pgcdc_assets.raw.relations.schema_events import SchemaEvent
 from pgcdc_assets.tables.schema_gate import SchemaGate
 
 TABLES_TAG = "pgcdc/tables"

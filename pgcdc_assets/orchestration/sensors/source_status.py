@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from pgcdc_assets.capture.source_checks import check_server
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress
-from pgcdc_assets.postgres.slots import SlotStatus, check_slot_usable, read_slot_status
-from pgcdc_assets.postgres.wal import emit_heartbeat, read_barrier, read_current_lsn
+from pgcdc_assets.postgres.slots.status import SlotStatus, check_slot_usable, read_slot_status
+from pgcdc_assets.postgres.wal.positions import emit_heartbeat, read_barrier, read_current_lsn
 from pgcdc_assets.raw.zone import RawZone
 
 if TYPE_CHECKING:

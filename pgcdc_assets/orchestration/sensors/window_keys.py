@@ -26,7 +26,7 @@ from pgcdc_assets.orchestration.partitions import (
 )
 from pgcdc_assets.orchestration.state import read_state
 from pgcdc_assets.raw.epochs import Epoch
-from pgcdc_assets.raw.window_summary import WindowSummary
+from pgcdc_assets.raw.windows.summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture
 

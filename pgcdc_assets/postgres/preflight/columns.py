@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from pgcdc_assets.postgres.catalog.publication import published_sql
 from pgcdc_assets.postgres.preflight.finding import Finding
-from pgcdc_assets.postgres.publication import published_sql
 from pgcdc_assets.table_name import quoted
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from pgcdc_assets.error_text import first_names
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.policies import SlotPolicy, StreamPolicy
+from pgcdc_assets.postgres.catalog.publication import published_sql
+from pgcdc_assets.postgres.managed_services import MANAGED_BY_SQL, setting_remedy
 from pgcdc_assets.postgres.preflight.finding import Finding
-from pgcdc_assets.postgres.preflight.managed import MANAGED_BY_SQL, setting_remedy
-from pgcdc_assets.postgres.publication import published_sql
-from pgcdc_assets.postgres.slot_creation import check_failover
+from pgcdc_assets.postgres.slots.creation import check_failover
 from pgcdc_assets.postgres.stream.plugin_options import (
     ORIGIN_VERSION,
     STREAMING_VERSIONS,

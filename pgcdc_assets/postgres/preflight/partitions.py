@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pgcdc_assets.error_text import first_names
+from pgcdc_assets.postgres.catalog.publication import Publication, published_sql
 from pgcdc_assets.postgres.preflight.finding import Finding
-from pgcdc_assets.postgres.publication import Publication, published_sql
 from pgcdc_assets.table_name import quoted
 
 if TYPE_CHECKING:

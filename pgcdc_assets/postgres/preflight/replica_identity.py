@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from pgcdc_assets.postgres.catalog import PublishedTable, read_relations
+from pgcdc_assets.postgres.catalog.publication import Publication, read_publication
+from pgcdc_assets.postgres.catalog.relations import PublishedTable, read_relations
 from pgcdc_assets.postgres.preflight.finding import Finding
-from pgcdc_assets.postgres.publication import Publication, read_publication
 from pgcdc_assets.protocol.relation import ReplicaIdentity
 from pgcdc_assets.table_name import quoted
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.postgres.catalog.publication import read_publication
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.preflight.encryption import check_encryption
 from pgcdc_assets.postgres.preflight.finding import Finding, raise_errors
@@ -20,7 +21,6 @@ from pgcdc_assets.postgres.preflight.server import (
 )
 from pgcdc_assets.postgres.preflight.tables import check_tables
 from pgcdc_assets.postgres.preflight.two_phase import check_prepared_transactions
-from pgcdc_assets.postgres.publication import read_publication
 from pgcdc_assets.table_name import TableName
 
 __all__ = ["Finding", "raise_errors", "run_preflight"]

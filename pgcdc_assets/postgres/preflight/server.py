@@ -13,16 +13,16 @@ from pgcdc_assets.errors import UNKNOWN_CAPTURE, ConfigurationError, PgcdcError
 from pgcdc_assets.postgres.blocking_transactions import oldest_blocking_transaction
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.errors import connection_failure
-from pgcdc_assets.postgres.preflight.finding import Finding
-from pgcdc_assets.postgres.preflight.managed import (
+from pgcdc_assets.postgres.managed_services import (
     AZURE,
     MANAGED_BY_SQL,
     RDS,
     setting_remedy,
     wal_level_remedy,
 )
-from pgcdc_assets.postgres.slot_health import slot_health
-from pgcdc_assets.postgres.slots import (
+from pgcdc_assets.postgres.preflight.finding import Finding
+from pgcdc_assets.postgres.slots.health import slot_health
+from pgcdc_assets.postgres.slots.status import (
     SlotStatus,
     check_slot_usable,
     read_slot_status,

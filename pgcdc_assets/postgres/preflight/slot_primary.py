@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.preflight.finding import Finding
-from pgcdc_assets.postgres.slots import read_server_identity, read_slot_status
+from pgcdc_assets.postgres.slots.status import read_server_identity, read_slot_status
 from pgcdc_assets.table_name import quoted
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pgcdc_assets.errors import ConfigurationError, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.postgres.managed_services import MANAGED_BY_SQL, setting_remedy
 from pgcdc_assets.postgres.preflight.finding import Finding
-from pgcdc_assets.postgres.preflight.managed import MANAGED_BY_SQL, setting_remedy
-from pgcdc_assets.postgres.standby_snapshot import check_standby
-from pgcdc_assets.postgres.wal import read_current_lsn
-from pgcdc_assets.postgres.wal_stream import read_wal
+from pgcdc_assets.postgres.snapshots.standby import check_standby
+from pgcdc_assets.postgres.wal.positions import read_current_lsn
+from pgcdc_assets.postgres.wal.stream import read_wal
 
 _CODE = "snapshot_standby"
 _SAMPLE_BYTES = 64

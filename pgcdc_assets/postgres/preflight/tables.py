@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from pgcdc_assets.postgres.catalog import published_tables
-from pgcdc_assets.postgres.moved_tables import find_declared_table
+from pgcdc_assets.postgres.catalog.moved_tables import find_declared_table
+from pgcdc_assets.postgres.catalog.publication import Publication, explain_unpublished
+from pgcdc_assets.postgres.catalog.relations import published_tables
 from pgcdc_assets.postgres.preflight.columns import (
     check_generated,
     check_key,
@@ -21,7 +22,6 @@ from pgcdc_assets.postgres.preflight.partitions import (
     read_unsent_partitions,
 )
 from pgcdc_assets.postgres.preflight.replica_identity import check_identity, read_identities
-from pgcdc_assets.postgres.publication import Publication, explain_unpublished
 from pgcdc_assets.table_name import TableName, quoted
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pgcdc_assets.postgres.prepared_transactions import (
     check_two_phase,
     read_prepared_transactions,
 )
-from pgcdc_assets.postgres.slots import read_slot_status
+from pgcdc_assets.postgres.slots.status import read_slot_status
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection

@@ -27,7 +27,7 @@ from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.stream.request import StreamRequest, StreamSettings
 from pgcdc_assets.postgres.stream.start import start_stream
 from pgcdc_assets.postgres.stream.transport import ServerError, StreamEnded, Wire
-from pgcdc_assets.postgres.timelines import ServerTimeline
+from pgcdc_assets.postgres.wal.timelines import ServerTimeline
 from pgcdc_assets.protocol.frames import KEEPALIVE, MessageBatch
 from pgcdc_assets.protocol.messages import standby_status
 

@@ -16,7 +16,7 @@ from pgcdc_assets.errors import (
     renewal_command,
 )
 from pgcdc_assets.postgres.recovery_conflicts import CONFLICTS
-from pgcdc_assets.postgres.slots import SlotWalStatus
+from pgcdc_assets.postgres.slots.status import SlotWalStatus
 from pgcdc_assets.postgres.stream.transport import ServerError
 
 _OBJECT_IN_USE = "55006"

@@ -20,7 +20,7 @@ from pgcdc_assets.postgres.stream.socket_transport import SocketWire
 from pgcdc_assets.postgres.stream.stored_encoding import use_stored_encoding
 from pgcdc_assets.postgres.stream.tls_transport import start_tls_wire
 from pgcdc_assets.postgres.stream.transport import ServerError, Wire, WireSettings
-from pgcdc_assets.postgres.timelines import ServerTimeline
+from pgcdc_assets.postgres.wal.timelines import ServerTimeline
 
 # Decoding is a transaction of the server: `transaction_timeout` (PG 17) of the role or the database
 # would end a transaction that takes longer to send.

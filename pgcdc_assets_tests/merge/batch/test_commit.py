@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pgcdc_assets import failpoints
 from pgcdc_assets.merge import MergeReport, merge_tables
 from pgcdc_assets.merge.batch import commit as module
-from pgcdc_assets.raw.newest_versions import NewestVersions
+from pgcdc_assets.raw.delta.newest_versions import NewestVersions
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table

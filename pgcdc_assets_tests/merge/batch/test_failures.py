@@ -17,7 +17,7 @@ from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables
 from pgcdc_assets.merge.batch import run
 from pgcdc_assets.merge.batch.casts import Casts
 from pgcdc_assets.merge.batch.left_to_spark import CommitConflict
-from pgcdc_assets.raw.scan import scan_changes
+from pgcdc_assets.raw.delta.scan import scan_changes
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets_tests.support.merge.history import (

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.merge import MergeReport, merge_tables
-from pgcdc_assets.raw.files import filesystem
+from pgcdc_assets.raw.delta.files import filesystem
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable

@@ -21,7 +21,7 @@ from pgcdc_assets.merge.fold.schema import build_schema
 from pgcdc_assets.merge.rebuild import rebuild_table
 from pgcdc_assets.protocol.relation import Column
 from pgcdc_assets.raw.lake import Lake
-from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.relations.registry import RelationVersion
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.state import table_path

@@ -12,7 +12,7 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.change_stats import ChangeStats
 from pgcdc_assets.merge.fold.events import NULL_KEY, Fold, build_bag, build_events
 from pgcdc_assets.merge.fold.schema import build_schema
-from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.relations.registry import RelationVersion
 from pgcdc_assets_tests.support.merge.history import column, relation
 
 _TABLES = (

@@ -20,7 +20,7 @@ from pgcdc_assets.merge.fold.key_range import (
     widen_range,
 )
 from pgcdc_assets.merge.fold.schema import build_schema
-from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.relations.registry import RelationVersion
 from pgcdc_assets_tests.support.merge.history import column, relation
 
 _BITS = {"SMALLINT": 16, "INT": 32, "BIGINT": 64}

@@ -12,7 +12,7 @@ from pgcdc_assets.merge.change_stats import ChangeStats
 from pgcdc_assets.merge.fold.events import Fold
 from pgcdc_assets.merge.fold.latest import keep_bag_remainder, keep_newest_per_key
 from pgcdc_assets.merge.fold.schema import build_schema
-from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.relations.registry import RelationVersion
 from pgcdc_assets_tests.support.merge.history import column, relation
 
 pytestmark = pytest.mark.spark

@@ -13,7 +13,7 @@ from pgcdc_assets.merge.fold.schema import build_schema
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.merge.fold.types import delta_type, full_type
 from pgcdc_assets.protocol.relation import Column, Relation
-from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.relations.registry import RelationVersion
 from pgcdc_assets.tables.source_columns import TableColumn
 from pgcdc_assets_tests.support.merge.history import column, relation
 

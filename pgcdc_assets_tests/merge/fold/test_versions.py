@@ -21,7 +21,7 @@ from pgcdc_assets.merge.fold.versions import (
     typed_events,
 )
 from pgcdc_assets.merge.kinds.current_image import fold_changes, rows_alone
-from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.relations.registry import RelationVersion
 from pgcdc_assets.tables.columns import SCD1_COLUMNS, SCD2_COLUMNS
 from pgcdc_assets_tests.support.merge.frames import (
     COLUMNS,

@@ -15,7 +15,7 @@ from pgcdc_assets.orchestration.project.code_location import CodeLocation, find_
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress, sync_progress
 from pgcdc_assets.postgres.connection import query_connection
-from pgcdc_assets.postgres.wal import read_barrier
+from pgcdc_assets.postgres.wal.positions import read_barrier
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 from pgcdc_assets_tests.support.database import Database, drop_database
 from pgcdc_assets_tests.support.proxy import TcpProxy

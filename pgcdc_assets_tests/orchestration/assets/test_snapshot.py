@@ -7,7 +7,7 @@ from dataclasses import replace
 import dagster as dg
 import pytest
 
-from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.orchestration.sensors import unrecorded_snapshots
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated

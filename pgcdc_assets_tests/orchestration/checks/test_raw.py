@@ -21,9 +21,9 @@ from pgcdc_assets.orchestration.checks.raw import (
 )
 from pgcdc_assets.raw.changes import Recount
 from pgcdc_assets.raw.maintenance import maintain_raw_zone
-from pgcdc_assets.raw.schema_events import STREAM, SchemaChange, SchemaEvent
+from pgcdc_assets.raw.relations.schema_events import STREAM, SchemaChange, SchemaEvent
 from pgcdc_assets.raw.snapshots import Snapshot, SnapshotStore
-from pgcdc_assets.raw.window_summary import WindowSummary
+from pgcdc_assets.raw.windows.summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.orchestration.conftest import Orchestrated

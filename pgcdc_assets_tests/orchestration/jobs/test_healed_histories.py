@@ -17,8 +17,8 @@ from pgcdc_assets.merge import rebuild_table
 from pgcdc_assets.merge.kinds.base import TableKind
 from pgcdc_assets.orchestration.state import read_gates
 from pgcdc_assets.postgres.connection import query_connection
-from pgcdc_assets.raw.scan import scan_changes
-from pgcdc_assets.raw.schema_events import SchemaChange
+from pgcdc_assets.raw.delta.scan import scan_changes
+from pgcdc_assets.raw.relations.schema_events import SchemaChange
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify import check_all

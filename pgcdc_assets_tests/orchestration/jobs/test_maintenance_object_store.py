@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable
 
 from pgcdc_assets.demo.object_store import ObjectStore
-from pgcdc_assets.raw.compaction import MINIMUM_FILES
+from pgcdc_assets.raw.delta.compaction import MINIMUM_FILES
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.state import table_path

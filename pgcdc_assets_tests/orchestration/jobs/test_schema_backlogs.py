@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.merge import rebuild_table
-from pgcdc_assets.raw.schema_events import SchemaChange
+from pgcdc_assets.raw.relations.schema_events import SchemaChange
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated

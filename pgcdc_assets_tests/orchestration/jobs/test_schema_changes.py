@@ -17,7 +17,7 @@ from pgcdc_assets.orchestration.checks.schema_changes import SCHEMA_CHANGES
 from pgcdc_assets.orchestration.jobs.sync import sync_capture
 from pgcdc_assets.orchestration.sensors.snapshot_requests import EVENT_TAG, REASON_TAG
 from pgcdc_assets.orchestration.state import read_gates, read_state
-from pgcdc_assets.raw.schema_events import CATALOG, SchemaChange, SchemaEvent
+from pgcdc_assets.raw.relations.schema_events import CATALOG, SchemaChange, SchemaEvent
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.state import table_path

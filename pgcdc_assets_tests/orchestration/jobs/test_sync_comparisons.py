@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.raw.schema_events import CATALOG, SchemaChange, SchemaEvent
+from pgcdc_assets.raw.relations.schema_events import CATALOG, SchemaChange, SchemaEvent
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 

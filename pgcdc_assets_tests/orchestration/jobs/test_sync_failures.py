@@ -35,7 +35,7 @@ from pgcdc_assets.orchestration.resources import SparkResource
 from pgcdc_assets.orchestration.runs import failures
 from pgcdc_assets.orchestration.runs.merge_failures import find_merge_failures
 from pgcdc_assets.orchestration.state import read_state
-from pgcdc_assets.postgres.wal import read_barrier
+from pgcdc_assets.postgres.wal.positions import read_barrier
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets_tests.orchestration.conftest import LIMITS, NAME, Orchestrated

@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.orchestration.checks.invariants import INVARIANTS, INVARIANTS_IN_FULL
 from pgcdc_assets.orchestration.checks.raw import SOURCE_TABLE
 from pgcdc_assets.orchestration.checks.scd import EQUALS_SOURCE

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.capture import session as session_module
 from pgcdc_assets.capture.session import CaptureSession
-from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.capture.window import CaptureReport
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.orchestration.checks.invariants import INVARIANTS
@@ -24,8 +24,8 @@ from pgcdc_assets.orchestration.runs import long_runs as module
 from pgcdc_assets.orchestration.runs.long_runs import SECONDS_TAG
 from pgcdc_assets.policies import HeartbeatPolicy, StreamPolicy
 from pgcdc_assets.postgres.connection import query_connection
-from pgcdc_assets.postgres.slots import read_slot_status
-from pgcdc_assets.postgres.wal import read_current_lsn
+from pgcdc_assets.postgres.slots.status import read_slot_status
+from pgcdc_assets.postgres.wal.positions import read_current_lsn
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.session import own_session
 from pgcdc_assets.table_name import TableName

@@ -10,8 +10,8 @@ import dagster as dg
 import pytest
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.capture.snapshot import snapshot_each_table
-from pgcdc_assets.capture.snapshot_pool import SnapshotFailure
+from pgcdc_assets.capture.snapshots.pool import SnapshotFailure
+from pgcdc_assets.capture.snapshots.run import snapshot_each_table
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.orchestration.assets.snapshot import build_snapshot_asset
 from pgcdc_assets.raw.snapshots import SnapshotStore

@@ -10,7 +10,7 @@ import pytest
 from psycopg2 import sql
 
 from pgcdc_assets.capture.epoch import renew_epoch
-from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.project.reload import NOT_RELOADED
 from pgcdc_assets.orchestration.state import left_tables

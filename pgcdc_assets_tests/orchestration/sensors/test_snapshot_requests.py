@@ -9,7 +9,7 @@ from pgcdc_assets.orchestration.sensors.snapshot_requests import (
     TABLES_TAG,
     SnapshotNeeds,
 )
-from pgcdc_assets.raw.schema_events import STREAM, SchemaChange, SchemaEvent
+from pgcdc_assets.raw.relations.schema_events import STREAM, SchemaChange, SchemaEvent
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.schema_gate import SchemaGate
 

@@ -8,7 +8,7 @@ import dagster as dg
 import pytest
 
 from pgcdc_assets.capture.epoch import renew_epoch
-from pgcdc_assets.capture.snapshot import snapshot_tables
+from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.checks.raw import WINDOW_CHECKS

@@ -14,7 +14,7 @@ from pgcdc_assets.errors import ConfigurationError, ConnectionLost
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.preflight.run import raise_errors
 from pgcdc_assets.postgres.preflight.server import check_server, read_server
-from pgcdc_assets.postgres.slots import create_slot, read_slot_status
+from pgcdc_assets.postgres.slots.status import create_slot, read_slot_status
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.handover import streamed_changes
 from pgcdc_assets_tests.support.preflight import findings_of, problems_in, settings_as

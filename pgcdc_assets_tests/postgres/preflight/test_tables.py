@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 from psycopg2 import sql
 
-from pgcdc_assets.postgres.catalog import published_relations
+from pgcdc_assets.postgres.catalog.publication import explain_unpublished
+from pgcdc_assets.postgres.catalog.relations import published_relations
 from pgcdc_assets.postgres.connection import query_connection
-from pgcdc_assets.postgres.publication import explain_unpublished
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.preflight import findings_of, problems_in, settings_as
 

@@ -18,7 +18,7 @@ from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConnectionLost, SlotBusy, SlotLost, TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.postgres.connection import query_connection
-from pgcdc_assets.postgres.lease import capture_lease
+from pgcdc_assets.postgres.slots.lease import capture_lease
 from pgcdc_assets.postgres.stream import start
 from pgcdc_assets.postgres.stream.connection import ReplicationStream
 from pgcdc_assets.postgres.stream.libpq_transport import LibpqWire

@@ -14,7 +14,7 @@ from psycopg2 import sql
 from psycopg2.extensions import cursor as Cursor
 
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.raw.scan import scan_changes
+from pgcdc_assets.raw.delta.scan import scan_changes
 from pgcdc_assets.tables.columns import VALID_FROM_LSN
 from pgcdc_assets.tables.state import table_path
 

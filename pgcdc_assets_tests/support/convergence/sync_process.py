@@ -13,14 +13,14 @@ import time
 
 from pgcdc_assets.capture.limits import CaptureLimits
 from pgcdc_assets.capture.session import CaptureSession
-from pgcdc_assets.capture.snapshot import snapshot_tables
-from pgcdc_assets.capture.snapshot_pool import SnapshotFailure
+from pgcdc_assets.capture.snapshots.pool import SnapshotFailure
+from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.stream.request import StreamSettings
 from pgcdc_assets.postgres.stream.transport import WireSettings
-from pgcdc_assets.postgres.wal import read_barrier
+from pgcdc_assets.postgres.wal.positions import read_barrier
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.maintenance import maintain_raw_zone
 from pgcdc_assets.raw.zone import RawZone

@@ -17,7 +17,7 @@ from pgcdc_assets.merge.change_stats import ChangeStats, Truncation
 from pgcdc_assets.merge.fold.events import Fold
 from pgcdc_assets.merge.fold.schema import build_schema
 from pgcdc_assets.protocol.relation import Relation
-from pgcdc_assets.raw.relations import RelationVersion
+from pgcdc_assets.raw.relations.registry import RelationVersion
 from pgcdc_assets.tables.columns import SystemColumns
 from pgcdc_assets_tests.support.merge.history import (
     CLOCK,

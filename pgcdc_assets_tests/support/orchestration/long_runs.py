@@ -14,7 +14,7 @@ from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.checks.invariants import INVARIANTS
 from pgcdc_assets.orchestration.runs.long_runs import SECONDS_TAG
 from pgcdc_assets.postgres.connection import query_connection
-from pgcdc_assets.postgres.wal import read_current_lsn
+from pgcdc_assets.postgres.wal.positions import read_current_lsn
 from pgcdc_assets_tests.orchestration.conftest import Orchestrated
 
 

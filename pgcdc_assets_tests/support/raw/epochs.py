@@ -10,7 +10,7 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.epochs import Epoch
 
 if TYPE_CHECKING:
-    from pgcdc_assets.postgres.slots import ServerIdentity
+    from pgcdc_assets.postgres.slots.status import ServerIdentity
 
 # The first epoch of a slot that does not exist. `dataclasses.replace` derives other epochs.
 EPOCH = Epoch(

@@ -10,10 +10,10 @@ import pyarrow as pa
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.protocol.relation import Column, Relation, ReplicaIdentity
 from pgcdc_assets.raw import schema
-from pgcdc_assets.raw.files import WrittenFile
+from pgcdc_assets.raw.delta.files import WrittenFile
+from pgcdc_assets.raw.delta.scan import scan_changes
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.ranges import LandedRange
-from pgcdc_assets.raw.scan import scan_changes
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.raw.epochs import EPOCH
 

@@ -1,0 +1,1 @@
+"""Snapshots of tables into the raw zone."""

@@ -1,0 +1,1 @@
+"""What the catalog of the source says about publications, tables and types."""

@@ -1,0 +1,1 @@
+"""Reading of whole tables: COPY, ranges of pages, and digests of rows."""

@@ -1,0 +1,1 @@
+"""Replication slots: creation, status, health and the lease of a capture."""

@@ -1,0 +1,1 @@
+"""Exported snapshots with an exact LSN, without a replication slot."""

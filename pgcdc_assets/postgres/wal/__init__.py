@@ -1,0 +1,1 @@
+"""WAL: positions, timelines, and the records themselves."""

@@ -1,0 +1,1 @@
+"""Delta tables of the raw zone: data files, log entries, commits and maintenance."""

@@ -1,0 +1,1 @@
+"""The landed windows of `raw/changes`: their summaries, and their index in `raw/windows`."""
