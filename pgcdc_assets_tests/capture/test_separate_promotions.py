@@ -19,7 +19,7 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.policies import HeartbeatPolicy
 from pgcdc_assets.postgres.heartbeat import create_table_sql
 from pgcdc_assets.postgres.libpq import execute
-from pgcdc_assets.postgres.wal.positions import timelines
+from pgcdc_assets.postgres.wal import timelines
 from pgcdc_assets.postgres.wal.timelines import server_timeline
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone

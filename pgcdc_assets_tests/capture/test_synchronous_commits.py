@@ -11,7 +11,7 @@ import pytest
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.postgres.catalog.relations import visible_transactions
+from pgcdc_assets.postgres.catalog import visible_transactions
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.capture.test_schema_watch import poll, shown
 from pgcdc_assets_tests.support.captures import Capturing

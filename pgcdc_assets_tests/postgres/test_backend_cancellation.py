@@ -17,8 +17,8 @@ from pgcdc_assets.local import free_port
 from pgcdc_assets.postgres.backend_cancellation import cancel_statement, end_session
 from pgcdc_assets.postgres.catalog.relations import published_tables
 from pgcdc_assets.postgres.connection import Connection, ConnectionSettings, connect
+from pgcdc_assets.postgres.copy import transport as copy_transport
 from pgcdc_assets.postgres.copy.reader import SnapshotReader
-from pgcdc_assets.postgres.copy.reader import transport as copy_transport
 from pgcdc_assets.postgres.copy.transport import copy_chunks
 from pgcdc_assets.postgres.slots.status import create_slot
 from pgcdc_assets_tests.support.database import Database

@@ -7,7 +7,7 @@ import time
 import psycopg2
 import pytest
 
-from pgcdc_assets.postgres.copy.reader import transport as copy_transport
+from pgcdc_assets.postgres.copy import transport as copy_transport
 from pgcdc_assets.postgres.copy.text import CopyChunk
 from pgcdc_assets.postgres.copy.transport import copy_chunks
 from pgcdc_assets_tests.support.database import Database

@@ -12,8 +12,8 @@ from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.preflight.finding import Finding
 from pgcdc_assets.postgres.preflight.slot_primary import check_slot_primary
+from pgcdc_assets.postgres.slots import standby_creation as standby_slot_creation
 from pgcdc_assets.postgres.slots.creation import create_slot
-from pgcdc_assets.postgres.slots.status import standby_creation as standby_slot_creation
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.standby import Source

@@ -23,7 +23,7 @@ from pgcdc_assets.postgres.slots.status import create_slot
 from pgcdc_assets.postgres.snapshots import standby as standby_snapshot
 from pgcdc_assets.postgres.snapshots.standby import check_standby, export_standby_snapshot
 from pgcdc_assets.postgres.stream.transport import ServerError
-from pgcdc_assets.postgres.wal.positions import stream as wal_stream
+from pgcdc_assets.postgres.wal import stream as wal_stream
 from pgcdc_assets.postgres.wal.records import WalRange
 from pgcdc_assets_tests.support.database import Database, create_database, drop_database
 from pgcdc_assets_tests.support.handover import writers

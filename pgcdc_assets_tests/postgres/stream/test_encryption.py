@@ -13,8 +13,8 @@ from pgcdc_assets.demo.programs import binaries
 from pgcdc_assets.errors import ConfigurationError, ConnectionLost
 from pgcdc_assets.postgres.catalog.relations import published_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
+from pgcdc_assets.postgres.copy import transport as copy_transport
 from pgcdc_assets.postgres.copy.reader import copy_published
-from pgcdc_assets.postgres.copy.reader import transport as copy_transport
 from pgcdc_assets.postgres.slots.status import create_slot
 from pgcdc_assets.postgres.stream import start as stream_module
 from pgcdc_assets.postgres.stream import tls_transport
