@@ -31,7 +31,7 @@ def test_a_new_epoch_continues_all_tables_without_the_lost_versions(
     DeltaTable(first.zone.relations.table.uri).delete()
 
     first.commit("update a set v = 'changed' where id = 1")
-    with pytest.raises(PgcdcError, match="is not described"):
+    with pytest.raises(PgcdcError, match="begin a new epoch with pgcdc renew --name t"):
         first.sync()
     assert renew_epoch(database.settings(), first.zone, capture.slot, "pub").epoch == 2
     second = Orchestrated(database, orchestrated.lake, instance, capture)
