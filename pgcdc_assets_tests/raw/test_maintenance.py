@@ -76,7 +76,7 @@ def test_the_log_is_on_the_disk_from_its_first_entry_to_its_checkpoint(
         push_to_disk(path)
 
     for module in ("table", "log_cleanup"):
-        monkeypatch.setattr(f"pgcdc_assets.raw.{module}.push_to_disk", push)
+        monkeypatch.setattr(f"pgcdc_assets.raw.delta.{module}.push_to_disk", push)
     land_small_windows(zone, 3)
     table = Path(zone.changes.table.uri)
     log = table / "_delta_log"
