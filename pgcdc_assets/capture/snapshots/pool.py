@@ -126,7 +126,7 @@ class UnfinishedSnapshot:
 
 
 Outcome = SnapshotReport | SnapshotFailure | UnfinishedSnapshot
-_Part = tuple[TableCopy, Pages, LandedRange | None]
+_Part = tuple[TableCopy, Pages | LandedRange]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +214,8 @@ class SnapshotPool:
         for copy in copies:
             unread = list(cut_unread_pages(copy.landed, copy.page_count, step))
             copy.parts = copy.open_parts = len(unread) + len(copy.landed)
-            yield from ((copy, pages, None) for pages in unread)
-            yield from ((copy, Pages(r.start_page, r.end_page), r) for r in copy.landed)
+            yield from ((copy, pages) for pages in unread)
+            yield from ((copy, landed) for landed in copy.landed)
 
     def report(self, copy: TableCopy, age: SnapshotAge) -> SnapshotReport:
         """Commit a table's files, and return the report with the age of the snapshot."""
@@ -343,15 +343,15 @@ class _Crew:
             self._limits.transactions = transactions
 
     def _read(self, reader: SnapshotReader, part: _Part, limit: str | None) -> None:
-        copy, pages, landed = part
+        copy, pages = part
         if limit is not None and copy.cut_by is None:
             copy.cut_by, copy.conflict = limit, self._limits.error
         if copy.failure is not None or copy.cut_by is not None:
             return
         copy.begin()
         try:
-            if landed is not None:
-                refresh_range(reader, copy, landed)
+            if isinstance(pages, LandedRange):
+                refresh_range(reader, copy, pages)
             else:
                 read_range(reader, copy, pages, self._source, self._pool.zone.ranges)
         except (SnapshotEnded, ConnectionLost) as error:

@@ -158,6 +158,24 @@ def test_a_snapshot_restarts_if_its_pages_cannot_be_compared(
     assert zone.ranges.all() == []
 
 
+@pytest.mark.sampled
+def test_ranges_from_before_a_promotion_are_read_again(
+    own_server: EmbeddedServer, zone: RawZone
+) -> None:
+    """The promoted server may lack the transactions that the ranges were compared with."""
+    database = create_database(own_server.start())
+    _interrupted(database, zone)
+    own_server.stop()
+    (own_server.data_dir / "standby.signal").touch()
+    own_server.start()
+    assert database.value("select pg_promote()")
+    database.execute("delete from t where id % 7 = 0")
+    report = copy_t(database, zone)
+    assert is_exact(database, zone, report)
+    assert isinstance(report, SnapshotReport)
+    assert report.ranges_continued == 0
+
+
 def test_the_snapshot_of_a_table_without_a_key_is_not_resumed(
     database: Database, zone: RawZone
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pgcdc_assets.capture.snapshots import export as snapshot_export
 from pgcdc_assets.capture.snapshots.pool import SnapshotFailure, SnapshotPool, SnapshotReport
 from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.capture.snapshots.table_copy import SnapshotProgress, ignore_progress
@@ -217,6 +218,37 @@ def test_a_snapshot_that_ends_before_its_first_range_is_replaced(
     monkeypatch.setattr(SnapshotPool, place, end_and_continue)
     assert is_exact(source.primary, zone, _copy(source, zone, parallelism=2))
     assert caplog.text.count("The snapshot of the server was ended by a conflict") == 2
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("is_of_standby", [True, False])
+def test_a_table_that_joins_after_the_wait_for_writers_is_left_to_the_next_copy_from_a_standby(
+    source: Source, zone: RawZone, monkeypatch: pytest.MonkeyPatch, is_of_standby: bool
+) -> None:
+    """Nothing waits for its writers before the snapshot of a standby. A new slot waits for them."""
+    primary = source.primary
+    for name in "stu":
+        primary.execute(f"create table {name} (id int primary key)")
+    primary.execute("create publication pub for table s")
+    standby = source.standby.settings() if is_of_standby else None
+
+    def copied() -> set[str]:
+        snapshot_tables(primary.settings(), zone, slot_of(primary), "pub", standby=standby)
+        return {snapshot.table for snapshot in zone.snapshots.complete_snapshots()}
+
+    assert copied() == {"s"}
+    primary.execute("alter publication pub add table t")
+    waits = snapshot_export.wait_for_writers
+
+    def join(*arguments: Any) -> Any:
+        found = waits(*arguments)
+        primary.execute("alter publication pub add table u")
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(snapshot_export, "wait_for_writers", join)
+        assert copied() == ({"s", "t"} if is_of_standby else {"s", "t", "u"})
+    assert copied() == {"s", "t", "u"}
 
 
 def test_with_a_wrong_standby_no_slot_is_created(source: Source, zone: RawZone) -> None:
