@@ -16,6 +16,7 @@ from pgcdc_assets.capture import session as session_module
 from pgcdc_assets.capture.cancellation import CancellationToken, Work
 from pgcdc_assets.capture.landing import Landing
 from pgcdc_assets.capture.limits import CaptureLimits
+from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.errors import CaptureCancelled, ConnectionLost
 from pgcdc_assets.postgres.stream.connection import ReplicationStream
 from pgcdc_assets.raw.delta.files import FileWriter
@@ -243,6 +244,11 @@ def test_a_cancelled_token_prevents_the_first_connection(
         for call in (partial(session.land, window), session.read_current_lsn, session.finish):
             with pytest.raises(CaptureCancelled):
                 call()
+    behind = capturing.through(proxy.conninfo(capturing.conninfo))
+    with pytest.raises(CaptureCancelled):
+        capture_window(
+            behind.settings, behind.zone, behind.slot, "pub", window, CaptureLimits(), token
+        )
     assert proxy.connection_count == 0
 
 

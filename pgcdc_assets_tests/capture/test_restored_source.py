@@ -14,7 +14,7 @@ from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.cli.check import check_capture
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConfigurationError, RawZoneError
-from pgcdc_assets.lsn import LsnWindow
+from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.policies import HeartbeatPolicy, SlotPolicy
 from pgcdc_assets.postgres.heartbeat import create_table_sql
 from pgcdc_assets.raw.zone import RawZone
@@ -133,3 +133,25 @@ def test_a_server_restored_from_a_cold_copy_stops_the_capture_until_it_is_renewe
         with pytest.raises(ConfigurationError, match="extra does not exist"):
             _take_snapshot(capturing, EXTRA)
         assert _errors(capturing) == []
+
+
+def test_a_server_restored_without_heartbeats_shares_no_wal_with_the_epochs_before(
+    own_server: EmbeddedServer, zone: RawZone, tmp_path: Path
+) -> None:
+    """B16: only the shorter WAL shows the restore, and the LSNs are used again."""
+    server, copy = own_server.start(), tmp_path / "copy"
+    capturing = _capturing(server, zone)
+    capturing.begin("create table t (id int primary key)")
+    server.stop()
+    _copy(server.data_dir, copy)
+    server.start()
+    capturing = _capturing(server, zone)
+    capturing.database.execute("insert into t select generate_series(1, 20000)")
+    capturing.capture()
+    server.stop()
+    _copy(copy, server.data_dir)
+    server.start()
+    capturing = _capturing(server, zone)
+    assert capturing.flush_lsn() < capturing.captured_through()
+    renewed = renew_epoch(capturing.settings, zone, capturing.slot, "pub")
+    assert (renewed.epoch, renewed.timeline, renewed.shared_through) == (2, 1, Lsn(0))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pgcdc_assets.capture.snapshots.pool import SnapshotFailure, SnapshotReport
 from pgcdc_assets.capture.snapshots.run import snapshot_each_table
+from pgcdc_assets.errors import TableChanged
 from pgcdc_assets.policies import SnapshotPolicy
+from pgcdc_assets.postgres.catalog.relations import PublishedTable
+from pgcdc_assets.postgres.copy.reader import SnapshotReader
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.database import Database
@@ -91,4 +96,29 @@ def test_a_table_that_changes_between_two_ranges_is_copied_as_it_is_afterwards(
     newest = max(s.snapshot_lsn for s in zone.snapshots.complete_snapshots() if s.table == "t")
     rows = sorted(copied_rows(zone, "t", newest), key=repr)
     assert rows == _source(database, declared)
+    assert zone.ranges.all() == []
+
+
+def test_a_table_that_changes_during_each_copy_fails_after_three_and_delays_no_other_table(
+    database: Database,
+    zone: RawZone,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    database.execute(_TABLES)
+    original = SnapshotReader.read
+
+    def read(reader: SnapshotReader, table: PublishedTable, *arguments: Any) -> Any:
+        if table.declared_name == T:
+            database.execute("truncate t; insert into t values (1, 'again')")
+        return original(reader, table, *arguments)
+
+    monkeypatch.setattr(SnapshotReader, "read", read)
+    outcomes = _copy(database, zone)
+    failure = outcomes["t"]
+    assert isinstance(failure, SnapshotFailure)
+    assert isinstance(failure.error, TableChanged)
+    assert caplog.text.count("Retrying with a new snapshot") == 2
+    assert isinstance(outcomes["u"], SnapshotReport)
+    assert {s.table for s in zone.snapshots.complete_snapshots()} == {"u"}
     assert zone.ranges.all() == []
