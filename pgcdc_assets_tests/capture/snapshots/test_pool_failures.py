@@ -138,10 +138,11 @@ def test_abandoned_snapshots_end_at_once_and_leave_nothing(
     database: Database, zone: RawZone
 ) -> None:
     fast, sleepy = _fast_and_sleepy(database)
+    endless = PublishedTable(sleepy.relation, row_filter="pg_sleep(60)::text is null")
     settings = database.settings()
     with create_slot(settings, f"copy_{database.name}", temporary=True) as snapshot:
         pool = SnapshotPool(settings, zone, 1, snapshot, SnapshotPolicy(2, PAGE_BYTES))
-        outcomes = pool.copy([fast, sleepy])
+        outcomes = pool.copy([fast, endless])
         first = next(outcomes)
         assert isinstance(first, SnapshotReport)
         assert first.table == "fast"
