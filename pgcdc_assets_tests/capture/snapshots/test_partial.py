@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pgcdc_assets.errors import ConfigurationError, DefiniteError, PgcdcError
+from pgcdc_assets.errors import ConfigurationError, DefiniteError, PgcdcError, TransientError
+from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets_tests.support.merge.pipeline import Pipeline
 from pgcdc_assets_tests.support.partial_snapshots import partial_snapshot, take
 
@@ -101,6 +102,15 @@ def test_the_row_filter_of_the_publication_holds(pipeline: Pipeline) -> None:
     assert take(pipeline, "id < 8 or id = 1").row_count == 2
     with pytest.raises(ConfigurationError, match="SyntaxError"):
         take(pipeline, "true) or (true")
+
+
+def test_the_statement_ends_at_its_limit_and_no_row_is_landed(keyed: Pipeline) -> None:
+    """C15: `snapshot.statement_timeout_seconds` bounds a partial snapshot too."""
+    policy = SnapshotPolicy(statement_timeout_seconds=0.3)
+    request = partial_snapshot(keyed, "pg_sleep(0.2)::text is not null", policy=policy)
+    with pytest.raises(TransientError, match="statement timeout"):
+        request.take()
+    assert keyed.zone.partial_snapshots.complete_snapshots() == []
 
 
 def refusal(pipeline: Pipeline, table: str = "t") -> str:
