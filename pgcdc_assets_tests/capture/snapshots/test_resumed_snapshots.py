@@ -26,6 +26,7 @@ from pgcdc_assets_tests.support.resumed_copies import (
     PAGE,
     STATEMENTS,
     TABLE,
+    T,
     copy_t,
     is_exact,
     slot_of,
@@ -201,6 +202,24 @@ def test_ranges_of_a_completed_snapshot_are_not_reused(database: Database, zone:
     report = copy_t(database, zone)
     assert is_exact(database, zone, report)
     assert zone.snapshots.complete_snapshots()[0] == first[0]
+    assert zone.ranges.all() == []
+
+
+def test_ranges_that_two_killed_runs_have_read_are_used_once(
+    database: Database, zone: RawZone
+) -> None:
+    """C3: neither run knew the ranges of the other, and their sizes differ."""
+    _interrupted(database, zone)
+    of_first = zone.ranges.all()
+    zone.ranges.remove(1, T)
+    assert copy_t(database, zone, policy=SnapshotPolicy(1, 3 * PAGE), interrupt_after=4) is None
+    for landed in of_first:
+        zone.ranges.append(landed)
+    database.execute("delete from t where id % 5 = 0; update t set n = 1 where id % 9 = 2")
+    report = copy_t(database, zone)
+    assert is_exact(database, zone, report)
+    assert isinstance(report, SnapshotReport)
+    assert 1 < report.ranges_continued < 2 * len(of_first)
     assert zone.ranges.all() == []
 
 
