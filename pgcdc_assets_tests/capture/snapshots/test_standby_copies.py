@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from pgcdc_assets.capture.snapshots import export as snapshot_export
 from pgcdc_assets.capture.snapshots.pool import SnapshotFailure, SnapshotPool, SnapshotReport
 from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.capture.snapshots.table_copy import SnapshotProgress, ignore_progress
 from pgcdc_assets.errors import ConfigurationError, ConnectionLost, SnapshotEnded
 from pgcdc_assets.policies import SnapshotPolicy
+from pgcdc_assets.postgres.open_writers import wait_for_writers
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.handover import copied_rows, replay, writers
 from pgcdc_assets_tests.support.resumed_copies import (
@@ -238,15 +238,14 @@ def test_a_table_that_joins_after_the_wait_for_writers_is_left_to_the_next_copy_
 
     assert copied() == {"s"}
     primary.execute("alter publication pub add table t")
-    waits = snapshot_export.wait_for_writers
 
     def join(*arguments: Any) -> Any:
-        found = waits(*arguments)
+        found = wait_for_writers(*arguments)
         primary.execute("alter publication pub add table u")
         return found
 
     with monkeypatch.context() as patched:
-        patched.setattr(snapshot_export, "wait_for_writers", join)
+        patched.setattr("pgcdc_assets.capture.snapshots.export.wait_for_writers", join)
         assert copied() == ({"s", "t"} if is_of_standby else {"s", "t", "u"})
     assert copied() == {"s", "t", "u"}
 
