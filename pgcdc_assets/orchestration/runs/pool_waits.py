@@ -98,7 +98,8 @@ class PoolClaims(InstanceConcurrencyContext):
     def _describe_pools(self) -> tuple[str, str]:
         """Return the awaited pools and the runs that use them."""
         pools = sorted({self._pool_by_step[step] for step in self._pending_claims})
-        infos = self._instance.event_log_storage.get_concurrency_infos(pools).values()
+        # One query for each pool: older releases of Dagster 1.13 have none for several pools.
+        infos = map(self._instance.event_log_storage.get_concurrency_info, pools)
         holders = sorted({run_id for info in infos for run_id in info.active_run_ids})
         runs = ", ".join(map(self._describe, holders)) or "another run"
         return ", ".join(pools), runs
