@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self, dataclass_transform
 
@@ -149,24 +149,42 @@ class DefiniteError(PgcdcError):
     exit_status = 4
 
 
-class SnapshotError(DefiniteError):
-    """An error that a new snapshot corrects.
+@dataclass(kw_only=True, eq=False, repr=False)
+class EndsWithCommand:
+    """The part of an error whose sentence ends with a command for its table.
 
     Attributes:
         about: name of the attribute with the table's name; None: all tables of the capture.
+        before_command: the words between the sentence and the command.
         declared: the table's name in the settings; empty: the same name.
+        command: returns the command of a capture and tables; None: no command follows.
     """
 
     about: ClassVar[str | None] = "table"
+    before_command: ClassVar[str] = ": "
 
     capture: str = UNKNOWN_CAPTURE
     declared: str = ""
+    command: Callable[..., str] | None = None
+
+    @property
+    def then(self) -> str:
+        """The end of the sentence, with the command."""
+        if self.command is None:
+            return ""
+        tables = () if self.about is None else (self.declared or getattr(self, self.about),)
+        return f"{self.before_command}{self.command(self.capture, *tables)}"
+
+
+class SnapshotError(DefiniteError, EndsWithCommand):
+    """An error that a new snapshot corrects."""
+
+    command: Callable[..., str] | None = resnapshot_command
 
     @property
     def remedy(self) -> str:
         """The command that takes the snapshot."""
-        tables = () if self.about is None else (self.declared or getattr(self, self.about),)
-        return resnapshot_remedy(self.capture, *tables)
+        return f"Take a new snapshot with{self.then}"
 
 
 class ProtocolError(DefiniteError):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from pgcdc_assets.errors.base import (
     UNKNOWN_CAPTURE,
     DefiniteError,
+    EndsWithCommand,
     SnapshotError,
     TransientError,
     rebuild_command,
@@ -68,16 +67,15 @@ class RawExpired(DefiniteError):
         super().__post_init__()
 
 
-class ReplicaIdentityError(DefiniteError):
+class ReplicaIdentityError(DefiniteError, EndsWithCommand):
     """A table's replica identity does not allow the requested operation.
 
     Attributes:
         remedy: the statement that changes the replica identity.
-        declared: the table's name in the settings; empty: `relation`.
-        command: returns the command of a capture and a table that follows the statement; None: no
-            command follows.
     """
 
+    about = "relation"
+    before_command = "; then "
     message = (
         "Table {relation} has replica identity {identity}: {reason}. Change it with: {remedy}{then}"
     )
@@ -85,16 +83,6 @@ class ReplicaIdentityError(DefiniteError):
     relation: str
     identity: str
     remedy: str
-    capture: str = UNKNOWN_CAPTURE
-    declared: str = ""
-    command: Callable[[str, str], str] | None = None
-
-    @property
-    def then(self) -> str:
-        """The end of the sentence, with the command."""
-        if self.command is None:
-            return ""
-        return f"; then {self.command(self.capture, self.declared or self.relation)}"
 
 
 class SchemaChangeError(SnapshotError):
@@ -188,28 +176,12 @@ class TableRestored(TableDamaged):
         )
 
 
-class MergeConflict(DefiniteError):
-    """A table cannot be merged as requested.
-
-    Attributes:
-        declared: the table's name in the settings; empty: `table`.
-        command: returns the command of a capture and a table that ends the reason; None: the reason
-            is complete.
-    """
+class MergeConflict(DefiniteError, EndsWithCommand):
+    """A table cannot be merged as requested."""
 
     message = "Table {table} cannot be merged: {reason}{then}"
 
     table: str
-    capture: str = UNKNOWN_CAPTURE
-    declared: str = ""
-    command: Callable[[str, str], str] | None = None
-
-    @property
-    def then(self) -> str:
-        """The end of the sentence, with the command."""
-        if self.command is None:
-            return ""
-        return f": {self.command(self.capture, self.declared or self.table)}"
 
 
 class TableRefused(MergeConflict):
