@@ -58,6 +58,9 @@ def poll_catalog(
 ) -> list[SchemaEvent]:
     """Look at the catalog, and return the new events. Without a change, ask one query.
 
+    A process that was killed after the commit of a snapshot has not completed the events of its
+    table. This is done here too.
+
     Args:
         conn: a connection to the source database in autocommit mode.
         zone: the raw zone. Without an epoch there is nothing to compare with.
@@ -73,7 +76,8 @@ def poll_catalog(
         return []
     # Otherwise the tables of this database would count as dropped.
     check_server(conn, zone, epoch)
-    return SchemaWatch(zone, publication, epoch.epoch, tables).record(conn)
+    found = SchemaWatch(zone, publication, epoch.epoch, tables).record(conn)
+    return found + zone.complete_events(epoch.epoch)
 
 
 @dataclass

@@ -20,7 +20,12 @@ from pgcdc_assets.raw.prepared_transactions import PreparedStore
 from pgcdc_assets.raw.ranges import RangeStore
 from pgcdc_assets.raw.relations.definitions import DefinitionStore
 from pgcdc_assets.raw.relations.registry import RelationRegistry
-from pgcdc_assets.raw.relations.schema_events import SchemaEvent, SchemaEventLog
+from pgcdc_assets.raw.relations.schema_events import (
+    MERGE,
+    SchemaChange,
+    SchemaEvent,
+    SchemaEventLog,
+)
 from pgcdc_assets.raw.relations.source_relations import SourceRelations
 from pgcdc_assets.raw.snapshots import SnapshotStore
 from pgcdc_assets.raw.table_list import TableListStore
@@ -126,6 +131,30 @@ class RawZone:
         if not events:
             return []
         return self.schema_events.record(self.source_relations(epoch).of_each_table(events))
+
+    def complete_events(self, epoch: int) -> list[SchemaEvent]:
+        """Store the events since a table's newest snapshot that only another table of its OID has.
+
+        Until the commit of the first snapshot under a new name, nothing shows that the table
+        follows the relation, so the events of this time have the earlier name.
+
+        Returns:
+            the events that were not stored before.
+
+        Raises:
+            TransientError: the lake cannot be written, or other processes recorded events at each
+                attempt.
+        """
+        events = [
+            event
+            for event in self.schema_events.read()
+            if event.epoch == epoch
+            and event.found_by != MERGE
+            and event.change is not SchemaChange.VALUES_CONFIRMED
+        ]
+        if not events:
+            return []
+        return self.schema_events.record(self.source_relations(epoch).later_events(events))
 
     def followed_ids(self) -> dict[TableName, int]:
         """Return the OID of each declared table with a snapshot, by the declared name.

@@ -97,10 +97,18 @@ def test_two_declared_tables_of_one_relation_both_get_its_events(capturing: Capt
         assert _waiting_for(capturing, table) == []
 
 
+class _Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["complete", "killed"])
 def test_a_change_before_the_commit_of_the_first_snapshot_under_a_new_name_is_its_event(
-    capturing: Capturing, monkeypatch: pytest.MonkeyPatch
+    capturing: Capturing, monkeypatch: pytest.MonkeyPatch, is_killed: bool
 ) -> None:
-    """The copy has released the table, and no snapshot names it yet."""
+    """The copy has released the table, and no snapshot names it yet.
+
+    If the process is killed after the commit, the next poll records the event.
+    """
     _begin(capturing)
     capturing.database.execute("alter table t rename to u")
     capturing.capture()
@@ -109,11 +117,21 @@ def test_a_change_before_the_commit_of_the_first_snapshot_under_a_new_name_is_it
     def commit_late(landing: SnapshotLanding, *arguments: Any) -> int:
         capturing.database.execute("alter table u alter a type int using a + 1")
         capturing.capture()
-        return commit(landing, *arguments)
+        row_count = commit(landing, *arguments)
+        if is_killed:
+            raise _Killed
+        return row_count
 
     with monkeypatch.context() as patched:
         patched.setattr(SnapshotLanding, "commit", commit_late)
-        _snapshot(capturing, _U)
+        if is_killed:
+            with pytest.raises(_Killed):
+                _snapshot(capturing, _U)
+            assert _waiting_for(capturing, _U) == []
+            assert shown(poll(capturing, _T, _U)) == ["u table_rewritten!"]
+        else:
+            _snapshot(capturing, _U)
     assert _waiting_for(capturing, _U) == [SchemaChange.TABLE_REWRITTEN]
+    assert poll(capturing, _T, _U) == []
     _snapshot(capturing, _U)
     assert _waiting_for(capturing, _U) == []

@@ -24,7 +24,6 @@ from pgcdc_assets.errors import (
     TransientError,
 )
 from pgcdc_assets.postgres.catalog.relations import PublishedTable
-from pgcdc_assets.raw.relations.schema_events import SchemaChange
 from pgcdc_assets.table_name import TableName
 
 _logger = logging.getLogger(__name__)
@@ -79,7 +78,7 @@ class Copies:
                     self.left.append(outcome.name)
                 case SnapshotReport():
                     try:
-                        _record_later_events(pool, outcome)
+                        pool.zone.complete_events(outcome.epoch)
                     except PgcdcError as error:
                         yield SnapshotFailure(*outcome.name, error)
                         continue
@@ -103,27 +102,6 @@ def _outcomes(
             raise
         limit = describe_end(error)
         yield from (UnfinishedSnapshot(name, False, limit, error) for name in sorted(left))
-
-
-def _record_later_events(pool: SnapshotPool, report: SnapshotReport) -> None:
-    """Record the events since a snapshot for its table too.
-
-    Until the commit of the first snapshot under a new name, nothing shows that the table follows
-    the relation, so the events of this time have the earlier name.
-    """
-    zone = pool.zone
-    later = [
-        event
-        for event in zone.schema_events.read()
-        if event.epoch == report.epoch
-        and event.lsn >= report.snapshot_lsn
-        and event.change is not SchemaChange.VALUES_CONFIRMED
-    ]
-    if later:
-        relations = zone.source_relations(report.epoch)
-        relation_id = relations.newest_id(report.name)
-        own = [event for event in later if event.relation_id == relation_id]
-        zone.schema_events.record(relations.of_each_table(own))
 
 
 def _incomplete(unfinished: UnfinishedSnapshot) -> PgcdcError:

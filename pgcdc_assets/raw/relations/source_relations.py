@@ -142,6 +142,14 @@ class SourceRelations:
                 found += [replace(event, table=table) for table in others]
         return found
 
+    def later_events(self, events: Iterable[SchemaEvent]) -> list[SchemaEvent]:
+        """Return the events of `of_each_table` since the newest snapshot of their table."""
+        return [
+            event
+            for event in self.of_each_table(events)
+            if event.table in self._snapshots and event.lsn >= self._snapshots[event.table][-1][0]
+        ]
+
     def relation_ids(self, table: TableName) -> frozenset[int]:
         """Return the OIDs of all snapshots of a table."""
         taken = self._snapshots.get(table, [])
