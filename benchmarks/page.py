@@ -15,6 +15,7 @@ from pathlib import Path
 from benchmarks.benchmark import BENCHMARKS
 from benchmarks.results import Entry, read_entries, shown
 from benchmarks.summary import SUMMARY
+from benchmarks.workload import CHANGES_PER_UNIT
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -124,6 +125,12 @@ def build_summary(entries: Sequence[Entry]) -> str:
     """Return the tables of figures for the README, including unfavourable figures."""
     by_name = {entry["name"]: entry for entry in entries}
     marks = _mark_machines(entries)
+    used = {
+        marks[_hardware(by_name[name])]
+        for lines in SUMMARY.values()
+        for name, _, _ in lines
+        if name in by_name
+    }
     parts = []
     for group, lines in SUMMARY.items():
         rows = [
@@ -134,7 +141,7 @@ def build_summary(entries: Sequence[Entry]) -> str:
         if rows:
             names = ("what", "ours", "beside", "ratio", "machine", "recorded")
             parts.append(f"### {group}\n\n{_table(names, rows)}")
-    machines = "; ".join(f"{mark} is {machine}" for machine, mark in marks.items())
+    machines = "; ".join(f"{mark} is {it}" for it, mark in marks.items() if mark in used)
     return "\n".join([*parts, f"Machines: {machines}.\n"]) if parts else "Not recorded yet.\n"
 
 
@@ -142,6 +149,10 @@ def _summary_row(entry: Entry, what: str, beside: str, marks: Mapping[str, str])
     unit = entry["unit"].partition(",")[0]
     # An entry may be older than its limit.
     is_compared = beside and entry["baseline"] is not None
+    # A tool that is too slow for all changes is measured with fewer.
+    written = entry["settings"].get("changes_written")
+    if written not in (None, str(CHANGES_PER_UNIT)):
+        beside += f", {int(written):,} of the changes"
     return (
         what,
         f"{shown(entry['ours'])} {unit}",

@@ -4,7 +4,7 @@ Half of the tables have a history (SCD2) beside the current image.
 
 The settings and the package keep replaced files, log entries and runs for an hour, a day or a week.
 In a soak of an hour nothing would reach these ages. So the code location sets all of them to
-`KEEP_SECONDS`: a minute of the soak stands for hours of production.
+`KEEP_SECONDS`: a minute of the soak ages the lake as hours of production do.
 
 A merge of the soak folds fifty windows or more, a merge with the default settings a few. So a merge
 of the soak materialises five windows of each table.
