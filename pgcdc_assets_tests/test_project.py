@@ -95,11 +95,11 @@ def test_no_module_is_too_long() -> None:
     assert {path: count for path, count in counts.items() if count > MAX_LINE_COUNT} == {}
 
 
-def test_every_public_module_has_a_docstring() -> None:
+def test_every_module_has_a_docstring() -> None:
     silent = [
         str(path.relative_to(ROOT))
-        for path in (ROOT / "pgcdc_assets").rglob("*.py")
-        if ast.get_docstring(syntax_tree(path)) is None
+        for path in PYTHON_FILES
+        if path.stat().st_size and ast.get_docstring(syntax_tree(path)) is None
     ]
     assert silent == []
 

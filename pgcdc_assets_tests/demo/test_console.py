@@ -1,3 +1,5 @@
+"""Sizes, tables and progress that the demonstration prints, and its start and end."""
+
 from __future__ import annotations
 
 import signal

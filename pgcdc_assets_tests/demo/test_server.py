@@ -1,3 +1,5 @@
+"""The embedded server: its start, restart, kill, settings and socket."""
+
 from __future__ import annotations
 
 import os

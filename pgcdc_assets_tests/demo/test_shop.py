@@ -1,3 +1,5 @@
+"""The sample shop: its tables, its workload, and the process that runs the workload."""
+
 from __future__ import annotations
 
 import json

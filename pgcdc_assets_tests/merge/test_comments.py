@@ -11,7 +11,6 @@ from pgcdc_assets.merge import MergeReport, rebuild_table
 from pgcdc_assets.protocol.table_definition import COMMENT_LENGTH
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table
-from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.support.merge.pipeline import Pipeline
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
@@ -28,7 +27,7 @@ def _literal(text: str) -> str:
 
 
 def _table(pipeline: Pipeline, scd: int) -> DeltaTable:
-    path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", "t", scd)
+    path = pipeline.path("t", scd)
     return DeltaTable(path)
 
 
@@ -73,7 +72,7 @@ def test_comments_follow_the_source_without_rows_and_versions(pipeline: Pipeline
         # The commit that creates the table has the comments.
         assert _comments(pipeline, scd) == first
         assert _metadata_commits(pipeline, scd) == 0
-    path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", "t", 2)
+    path = pipeline.path("t", 2)
     pipeline.spark.sql(f"ALTER TABLE {delta_table(path)} ALTER COLUMN id COMMENT 'mine'")
 
     # Only the catalog shows the new comments.

@@ -11,7 +11,6 @@ from pyspark.sql import DataFrame
 from pgcdc_assets import failpoints
 from pgcdc_assets.merge import MergeFailure, MergeReport, rebuild_table
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify import check_all
 from pgcdc_assets_tests.support.merge.pipeline import EACH_KIND, Pipeline
 
@@ -61,8 +60,7 @@ _SECOND_HALF = (
 
 
 def _frame(pipeline: Pipeline, table: str, scd: int = 1) -> DataFrame:
-    path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", table, scd)
-    return pipeline.spark.read.format("delta").load(path)
+    return pipeline.frame(table, scd)
 
 
 def _rows(pipeline: Pipeline, table: str, *columns: str, scd: int = 1) -> list[tuple[Any, ...]]:

@@ -9,7 +9,6 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.merge import MergeReport
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify import check_all
 from pgcdc_assets_tests.support.merge.pipeline import Pipeline
 
@@ -32,8 +31,7 @@ _CHANGES = (
 
 
 def _rows(pipeline: Pipeline, table: str, scd: int, columns: str) -> list[tuple[Any, ...]]:
-    path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", table, scd)
-    frame = pipeline.spark.read.format("delta").load(path)
+    frame = pipeline.frame(table, scd)
     found = frame.where("_is_current") if scd == 2 else frame
     return sorted(tuple(row) for row in found.select(*columns.split(", ")).collect())
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pgcdc_assets.errors import SchemaChangeError
-from pgcdc_assets.merge import MergeFailure, MergeReport, rebuild_table
+from pgcdc_assets.merge import MergeFailure, rebuild_table
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.sql import delta_table
-from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify import Comparison, compare_at
 from pgcdc_assets_tests.support.merge.pipeline import PUBLICATION, Pipeline
 from pgcdc_assets_tests.support.verify.comparison import moment_of
@@ -26,15 +25,8 @@ insert into p values (1, 'a'), (11, 'b'), (21, 'c'), (22, 'd'), (41, 'e')
 """
 
 
-def _merge(pipeline: Pipeline) -> None:
-    pipeline.capture()
-    for report in pipeline.merge(None, P).values():
-        assert isinstance(report, MergeReport), report.error
-
-
 def _ids(pipeline: Pipeline, scd: int, where: str = "true") -> list[int]:
-    path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", "p", scd)
-    found = pipeline.spark.read.format("delta").load(path).where(where).select("id").collect()
+    found = pipeline.frame("p", scd).where(where).select("id").collect()
     return sorted(row.id for row in found)
 
 
@@ -61,11 +53,11 @@ def test_rows_of_detached_partitions_stay_until_a_person_takes_a_snapshot(
     execute(f"create publication {PUBLICATION} for table p with (publish_via_partition_root)")
     pipeline.copy()
     execute("update p set v = 'b2' where id = 11")
-    _merge(pipeline)
+    pipeline.sync(P)
     execute("alter table p detach partition old; drop table older; truncate emptied")
     pipeline.capture()
     execute("update p set v = 'c2' where id = 21; delete from p where id = 22")
-    _merge(pipeline)
+    pipeline.sync(P)
     assert _ids(pipeline, 1) == _ids(pipeline, 2, "_is_current") == [1, 11, 21, 41]
     rebuild_table(pipeline.spark, pipeline.zone, P, 1)
     assert _ids(pipeline, 1) == [1, 11, 21, 41]
@@ -89,6 +81,6 @@ def test_rows_of_detached_partitions_stay_until_a_person_takes_a_snapshot(
         assert "has kept rows of detached partitions" in str(failure.error)
     assert _ids(pipeline, 1) == [1, 11, 21, 41]
     pipeline.copy("p")
-    _merge(pipeline)
+    pipeline.sync(P)
     assert _ids(pipeline, 1) == _ids(pipeline, 2, "_is_current") == [21, 24]
     assert _compare(pipeline, P).is_equal

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pgcdc_assets.merge import MergeReport
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.support.merge.pipeline import Pipeline
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
@@ -63,18 +61,17 @@ def test_keys_definitions_and_generated_columns_follow_the_source(pipeline: Pipe
     pipeline.tables = ("k", "d", "g")
     pipeline.start(_TYPES, _KEYS, _DEFINED, _GENERATED)
     targets = [CdcTable("public", name, scd=(1, 2)) for name in pipeline.tables]
-    _merge(pipeline, targets)
+    pipeline.sync(*targets)
     pipeline.assert_equal()
 
     for statement in _CHANGES.split(";"):
         pipeline.database.execute(statement)
-    _merge(pipeline, targets)
+    pipeline.sync(*targets)
 
     pipeline.assert_equal()
     for table in pipeline.tables:
         count = pipeline.database.value(f"select count(*) from {table}")
-        path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", table, 2)
-        history = pipeline.spark.read.format("delta").load(path)
+        history = pipeline.frame(table, 2)
         assert history.where("_is_current").count() == count, table
     assert "twice" not in pipeline.frame("g").columns
 
@@ -86,11 +83,5 @@ def test_keys_definitions_and_generated_columns_follow_the_source(pipeline: Pipe
     events = pipeline.zone.schema_events.read()
     assert {event.table.table for event in events if event.needs_snapshot} == {"k", "d"}
     pipeline.copy("k", "d")
-    _merge(pipeline, targets)
+    pipeline.sync(*targets)
     pipeline.assert_equal()
-
-
-def _merge(pipeline: Pipeline, targets: list[CdcTable]) -> None:
-    pipeline.capture()
-    for report in pipeline.merge(None, *targets).values():
-        assert isinstance(report, MergeReport), report.error.__cause__ or report.error

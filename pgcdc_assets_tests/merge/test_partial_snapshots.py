@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn, Position
-from pgcdc_assets.merge import MergeFailure, MergeReport, rebuild_table
+from pgcdc_assets.merge import MergeFailure, rebuild_table
 from pgcdc_assets.orchestration.runs.applied_snapshots import (
     check_applied,
     check_new_applied,
@@ -34,11 +34,6 @@ T = CdcTable("public", "t", (1, 2))
 SOFT = CdcTable("public", "u", soft_deletes=True)
 COLUMNS = "id int primary key, v text, big text"
 VALUES = "select n, 'row ' || n, repeat(md5(n::text), 200) from generate_series(1, 8) n"
-
-
-def merge(pipeline: Pipeline, *targets: CdcTable) -> None:
-    for report in pipeline.merge(pipeline.capture(), *targets).values():
-        assert isinstance(report, MergeReport), report.error
 
 
 def rows(pipeline: Pipeline, table: CdcTable, scd: int) -> list[dict[str, Any]]:
@@ -78,7 +73,7 @@ def test_the_matching_rows_are_those_of_the_source_and_a_rebuild_agrees(
     )
     for table in ("t", "u"):
         damage_snapshot(pipeline, table)
-    merge(pipeline, T, SOFT)
+    pipeline.sync(T, SOFT)
     database.execute(
         "update t set v = 'before' where id = 5; update u set v = 'before' where id = 5"
     )
@@ -89,7 +84,7 @@ def test_the_matching_rows_are_those_of_the_source_and_a_rebuild_agrees(
         database.execute(f"delete from {table} where id = 1")
         database.execute(f"update {table} set v = 'after' where id = 4")
         database.execute(f"update {table} set id = 20 where id = 2")
-    merge(pipeline, T, SOFT)
+    pipeline.sync(T, SOFT)
 
     source = dict(database.query("select id, (id, v, md5(big))::text from t"))
     found = {row["id"]: row for row in rows(pipeline, T, 1)}
@@ -142,7 +137,7 @@ def test_a_change_whose_commit_record_begins_at_the_snapshot_comes_after_it(
                 cursor.execute("update t set id = -id where abs(id) = 2")
             waiting.append(writer)
             lsn = int(take(pipeline, "id <= 4").snapshot_lsn)
-        merge(pipeline, T)
+        pipeline.sync(T)
         history = rows(pipeline, T, 2)
         begun = {(row["id"], row["_op"]) for row in history if row["_valid_from_lsn"] == lsn}
         if begun:
@@ -161,14 +156,14 @@ def test_a_change_whose_commit_record_begins_at_the_snapshot_comes_after_it(
 @pytest.mark.sampled
 def test_a_later_complete_snapshot_and_retention_end_a_partial_one(pipeline: Pipeline) -> None:
     pipeline.start(f"create table t ({COLUMNS})", f"insert into t {VALUES}")
-    merge(pipeline, T)
+    pipeline.sync(T)
     first = take(pipeline, "id = 1")
     pipeline.copy("t")
-    merge(pipeline, T)
+    pipeline.sync(T)
     pipeline.assert_equal("t")
     check_applied(pipeline.zone, T, first.position)
     second = take(pipeline, "id = 1 -- and no other row")
-    merge(pipeline, T)
+    pipeline.sync(T)
     check_applied(pipeline.zone, T, second.position)
     assert take(pipeline, "id = 0").row_count == 0
     assert len(pipeline.zone.partial_snapshots.complete_snapshots()) == 2
@@ -181,7 +176,7 @@ def test_a_rebuild_that_used_the_snapshot_has_applied_it(
 ) -> None:
     """The commit of the rebuild is one write above the LSN of the snapshot."""
     pipeline.start(f"create table t ({COLUMNS})", f"insert into t {VALUES}")
-    merge(pipeline, T)
+    pipeline.sync(T)
     taken = take(pipeline, "id = 1")
     pipeline.database.execute("update t set v = 'later' where id = 2")
     pipeline.capture()
@@ -208,7 +203,7 @@ def test_a_merge_that_passed_the_snapshot_unseen_is_noticed(
 ) -> None:
     """A merge that another process planned before the snapshot was landed."""
     pipeline.start(f"create table t ({COLUMNS})", f"insert into t {VALUES}")
-    merge(pipeline, T)
+    pipeline.sync(T)
     taken = take(pipeline, "id = 1")
     uri = pipeline.zone.partial_snapshots.table.uri
     real = SnapshotStore.complete_snapshots
@@ -218,12 +213,12 @@ def test_a_merge_that_passed_the_snapshot_unseen_is_noticed(
 
     with monkeypatch.context() as patched:
         patched.setattr(SnapshotStore, "complete_snapshots", without_partial)
-        merge(pipeline, T)
+        pipeline.sync(T)
     with pytest.raises(TransientError, match=r"public\.t past the LSN .*Run it again"):
         check_applied(pipeline.zone, T, taken.position)
     # The passed snapshot does not stop later merges.
     pipeline.database.execute("update t set v = 'later' where id = 1")
-    merge(pipeline, T)
+    pipeline.sync(T)
     pipeline.assert_equal("t")
 
 
@@ -235,7 +230,7 @@ def test_partial_snapshots_before_a_lost_key_and_after_its_return_are_applied(
     database = pipeline.database
     pipeline.start(f"create table t ({COLUMNS})", f"insert into t {VALUES}")
     damage_snapshot(pipeline, "t")
-    merge(pipeline, T)
+    pipeline.sync(T)
     early = take(pipeline, "id = 3")
     database.execute("alter table t drop constraint t_pkey; insert into t values (9, 'ninth')")
     pipeline.copy("t")
@@ -246,7 +241,7 @@ def test_partial_snapshots_before_a_lost_key_and_after_its_return_are_applied(
     pipeline.copy("t")
     late = take(pipeline, "id < 5")
     database.execute("update t set v = 'after' where id = 4")
-    merge(pipeline, T)
+    pipeline.sync(T)
     for scd in (1, 2):
         path = table_path(pipeline.zone.lake, pipeline.zone.name, *T.name, scd)
         assert has_applied(pipeline.zone, path, late.position), scd
@@ -265,7 +260,7 @@ def test_partial_snapshots_before_a_lost_key_and_after_its_return_are_applied(
 @pytest.mark.sampled
 def test_a_table_that_was_created_again_waits_for_a_complete_snapshot(pipeline: Pipeline) -> None:
     pipeline.start(f"create table t ({COLUMNS})", f"insert into t {VALUES}")
-    merge(pipeline, T)
+    pipeline.sync(T)
     take(pipeline, "id = 1")
     pipeline.database.execute("drop table t")
     pipeline.database.execute(f"create table t ({COLUMNS})")

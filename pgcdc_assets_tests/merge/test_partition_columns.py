@@ -9,7 +9,6 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.merge import MergeReport, rebuild_table
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify import check_all
 from pgcdc_assets_tests.support.merge.pipeline import Pipeline
 
@@ -53,8 +52,7 @@ _COLUMNS = ("id", "region", "a", "b", "big", "c")
 
 
 def _rows(pipeline: Pipeline, table: str, scd: int, where: str = "true") -> list[tuple[Any, ...]]:
-    path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", table, scd)
-    frame = pipeline.spark.read.format("delta").load(path).where(where)
+    frame = pipeline.frame(table, scd).where(where)
     return sorted((tuple(row) for row in frame.select(*_COLUMNS).collect()), key=repr)
 
 

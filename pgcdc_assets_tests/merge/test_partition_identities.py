@@ -8,7 +8,6 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.errors import ReplicaIdentityError
 from pgcdc_assets.merge import MergeFailure, MergeReport
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify import check_all
 from pgcdc_assets_tests.support.merge.pipeline import Pipeline
 
@@ -44,7 +43,7 @@ def test_changes_of_partitions_with_the_default_identity_are_complete(
             assert isinstance(report, MergeReport), report.error
         source = sorted(database.query("select id, v, big from p"))
         for scd in (1, 2):
-            path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", "p", scd)
+            path = pipeline.path("p", scd)
             frame = spark.read.format("delta").load(path)
             current = frame.where("_is_current") if scd == 2 else frame
             found = sorted(tuple(row) for row in current.select("id", "v", "big").collect())
@@ -91,6 +90,5 @@ def test_a_partition_whose_identity_lacks_the_key_stops_the_table(
     for report in pipeline.merge(None, target).values():
         assert isinstance(report, MergeReport), report.error
     pipeline.assert_equal()
-    path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", "t", 2)
-    history = pipeline.spark.read.format("delta").load(path)
+    history = pipeline.frame("t", 2)
     assert {row.id for row in history.where("_is_current").collect()} == {4, 101}

@@ -14,7 +14,6 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.capture.snapshots.pool import SnapshotReport
 from pgcdc_assets.merge import MergeReport, rebuild_table
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.support.convergence.writers import Actor, Writers
 from pgcdc_assets_tests.support.merge.pipeline import Pipeline
 from pgcdc_assets_tests.support.partial_snapshots import take
@@ -119,10 +118,10 @@ def test_partial_snapshots_change_nothing_that_is_right(
     pipeline.assert_equal("t")
 
     def rows(scd: int) -> list[str]:
-        path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", "t", scd)
+        path = pipeline.path("t", scd)
         return sorted(map(str, spark.read.format("delta").load(path).collect()))
 
-    history = table_path(pipeline.zone.lake, pipeline.zone.name, "public", "t", 2)
+    history = pipeline.path("t", 2)
     versions = spark.read.format("delta").load(history)
     at = ", ".join(str(int(report.snapshot_lsn)) for report in taken)
     assert versions.where(f"_valid_from_lsn IN ({at}) AND (_op = 'S' OR _ordinal < 0)").count() == 0

@@ -235,7 +235,7 @@ def test_an_lsn_that_is_not_captured_and_an_unmerged_table_are_refused(pipeline:
 def test_an_append_only_table_is_refused_with_its_remedy(pipeline: Pipeline) -> None:
     pipeline.start("create table t (id int primary key)", "insert into t values (1)")
     pipeline.sync()
-    path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", "t", 1)
+    path = pipeline.path("t")
     DeltaTable(path).alter.set_table_properties({"delta.appendOnly": "true"})
     with pytest.raises(ConfigurationError, match="append-only") as refused:
         rebuilt(pipeline)
@@ -340,5 +340,5 @@ def test_a_table_with_column_mapping_is_rebuilt_and_merges_continue(pipeline: Pi
     reports = pipeline.merge(pipeline.capture(), target)
     assert isinstance(reports["t"], MergeReport), reports["t"]
     pipeline.assert_equal()
-    history = table_path(pipeline.zone.lake, pipeline.zone.name, "public", "t", 2)
+    history = pipeline.path("t", 2)
     assert pipeline.spark.read.format("delta").load(history).count() == 3

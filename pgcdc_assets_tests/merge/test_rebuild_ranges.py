@@ -15,6 +15,7 @@ from pgcdc_assets.merge import rebuild_table
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.state import read_watermark
+from pgcdc_assets_tests.support.merge.current_values import current_values
 from pgcdc_assets_tests.support.merge.history import Landing, column, insert, relation, update
 from pgcdc_assets_tests.support.merge.one_table import merge
 from pgcdc_assets_tests.support.raw.epochs import EPOCH
@@ -29,13 +30,6 @@ def _begun(zone: RawZone) -> Landing:
     landing.begin([["1", "a"], ["2", "b"]])
     landing.land([update("1", "A")])
     return landing
-
-
-def _rows(spark: SparkSession, path: str) -> list[tuple[int, str]]:
-    rows = spark.read.format("delta").load(path)
-    if "_is_current" in rows.columns:
-        rows = rows.where("_is_current")
-    return sorted((row["id"], row["v"]) for row in rows.collect())
 
 
 def _renew(landing: Landing, epoch: int) -> None:
@@ -70,10 +64,10 @@ def test_a_rebuild_from_an_older_raw_zone_is_refused(
         ConfigurationError, match=f"{landing.windows[-1].end}.*--through {captured}"
     ):
         rebuild_table(spark, restored, target, scd)
-    assert _rows(spark, path) == [(1, "A"), (2, "b"), (3, "c")]
+    assert current_values(spark, path) == [(1, "A"), (2, "b"), (3, "c")]
     assert read_watermark(zone.lake, zone.name, "shop", "items", scd) == mark
     rebuild_table(spark, restored, target, scd, captured)
-    assert _rows(spark, path) == [(1, "A"), (2, "b")]
+    assert current_values(spark, path) == [(1, "A"), (2, "b")]
 
 
 @pytest.mark.sampled
@@ -96,7 +90,7 @@ def test_a_rebuild_from_a_raw_zone_without_the_epoch_of_the_table_is_refused(
     for through in (None, captured):
         with pytest.raises(ConfigurationError, match=r"epoch 2.*epoch 1.*to another folder"):
             rebuild_table(spark, restored, target, 1, through)
-    assert _rows(spark, path) == [(1, "second"), (3, "c")]
+    assert current_values(spark, path) == [(1, "second"), (3, "c")]
 
 
 @pytest.mark.sampled
@@ -108,11 +102,11 @@ def test_a_snapshot_ahead_of_the_capture_does_not_refuse_a_rebuild(
     landing = _begun(zone)
     landing.copy([["1", "new"]], at=landing.lsn + 0x100)
     path = merge(spark, landing, target).path
-    assert _rows(spark, path) == [(1, "new")]
+    assert current_values(spark, path) == [(1, "new")]
     rebuild_table(spark, zone, target, 1)
-    assert _rows(spark, path) == [(1, "A"), (2, "b")]
+    assert current_values(spark, path) == [(1, "A"), (2, "b")]
     merge(spark, landing, target)
-    assert _rows(spark, path) == [(1, "new")]
+    assert current_values(spark, path) == [(1, "new")]
 
 
 @pytest.mark.sampled
@@ -146,7 +140,7 @@ def test_a_damaged_table_that_left_before_an_epoch_is_rebuilt(
             file.unlink()
     report = rebuild_table(spark, zone, target, scd)
     assert (report.epoch, report.watermark_after) == (1, last)
-    assert _rows(spark, str(path)) == [(1, "A"), (2, "b"), (3, "c")]
+    assert current_values(spark, str(path)) == [(1, "A"), (2, "b"), (3, "c")]
     assert read_watermark(zone.lake, zone.name, "shop", "items", scd) == (1, last)
     rebuild_table(spark, zone, target, scd, landing.windows[0].end)
-    assert _rows(spark, str(path)) == [(1, "A"), (2, "b")]
+    assert current_values(spark, str(path)) == [(1, "A"), (2, "b")]

@@ -19,8 +19,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
 
 def lake_rows(pipeline: Pipeline, table: str, scd: int, columns: str) -> list[tuple[Any, ...]]:
     """Return the rows of SCD1, or the current rows of SCD2, in order."""
-    path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", table, scd)
-    frame = pipeline.spark.read.format("delta").load(path)
+    frame = pipeline.frame(table, scd)
     if scd == 2:
         frame = frame.where("_is_current")
     return sorted(tuple(row) for row in frame.selectExpr(*columns.split(", ")).collect())
@@ -48,8 +47,7 @@ def merged(pipeline: Pipeline, *targets: CdcTable) -> list[MergeReport]:
 
 def versions(pipeline: Pipeline, table: str, condition: str = "true") -> list[Any]:
     """Return versions of a history in order."""
-    path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", table, 2)
-    frame = pipeline.spark.read.format("delta").load(path)
+    frame = pipeline.frame(table, 2)
     return list(frame.where(condition).orderBy("id", "_valid_from_lsn", "_ordinal").collect())
 
 

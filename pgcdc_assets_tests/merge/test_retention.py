@@ -23,7 +23,7 @@ from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.maintenance import maintain_table
 from pgcdc_assets.tables.properties import BEGINS_WITH
-from pgcdc_assets.tables.state import read_watermark, table_path
+from pgcdc_assets.tables.state import read_watermark
 from pgcdc_assets_tests.support.merge.pipeline import PUBLICATION, Pipeline
 from pgcdc_assets_tests.support.verify.comparison import verify
 
@@ -136,8 +136,7 @@ def test_a_history_is_not_rebuilt_only_from_a_later_epoch(pipeline: Pipeline) ->
     ):
         rebuild_table(pipeline.spark, pipeline.zone, HISTORY, 2)
 
-    path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", "t", 2)
-    assert pipeline.spark.read.format("delta").load(path).count() == 4
+    assert pipeline.frame("t", 2).count() == 4
 
 
 @pytest.mark.sampled
@@ -148,7 +147,7 @@ def test_a_history_that_was_moved_away_begins_with_a_later_snapshot(
     windows = three_windows(pipeline)
     merge_history(pipeline)
     expire(pipeline, windows[1].end)
-    path = Path(table_path(pipeline.zone.lake, pipeline.zone.name, "public", "t", 2))
+    path = Path(pipeline.path("t", 2))
     shutil.rmtree(path)
     failure = pipeline.merge(None, HISTORY)["t"]
     assert isinstance(failure, MergeFailure)

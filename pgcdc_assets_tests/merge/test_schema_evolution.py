@@ -10,21 +10,13 @@ from pyspark.sql import DataFrame
 
 from pgcdc_assets.merge import MergeReport
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.support.merge.pipeline import Pipeline
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
 
 
-def _merge(pipeline: Pipeline, target: CdcTable) -> None:
-    pipeline.capture()
-    for report in pipeline.merge(None, target).values():
-        assert isinstance(report, MergeReport), str(report.error.__cause__ or report.error)
-
-
 def _frame(pipeline: Pipeline, scd: int) -> DataFrame:
-    path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", "t", scd)
-    return pipeline.spark.read.format("delta").load(path)
+    return pipeline.frame("t", scd)
 
 
 @pytest.mark.parametrize("scd", [1, pytest.param(2, marks=pytest.mark.soak)])
@@ -39,7 +31,7 @@ def test_a_deleted_row_from_before_a_default_is_removed(pipeline: Pipeline, scd:
     database.execute("delete from t where id = 1")
     database.execute("update t set id = 20 where id = 2")
     database.execute("update t set n = 6 where id = 3")
-    _merge(pipeline, CdcTable("public", "t", scd=(scd,)))
+    pipeline.sync(CdcTable("public", "t", scd=(scd,)))
     found = _frame(pipeline, scd).where("true" if scd == 1 else "_is_current").orderBy("id")
     assert [(r.id, r.n) for r in found.collect()] == [(3, 6), (4, 5), (20, 5)]
 
@@ -90,7 +82,7 @@ def test_kept_values_get_a_new_type(pipeline: Pipeline, target: CdcTable) -> Non
     database = pipeline.database
     database.execute("update t set n = 'NaN' where id = 1")
     database.execute("delete from t where id = 1")
-    _merge(pipeline, target)
+    pipeline.sync(target)
     database.execute(_RETYPED)
     database.execute(f"update t set {_LATER}")
     pipeline.capture()
@@ -98,9 +90,9 @@ def test_kept_values_get_a_new_type(pipeline: Pipeline, target: CdcTable) -> Non
     assert isinstance(waiting, MergeReport)
     assert "The type of column ts was changed" in waiting.waits_for
     pipeline.copy("t")
-    _merge(pipeline, target)
+    pipeline.sync(target)
     database.execute("update t set f = 2 where id = 2")
-    _merge(pipeline, target)
+    pipeline.sync(target)
     rows: list[tuple[Any, ...]] = [
         tuple(row) for row in _frame(pipeline, target.scd[0]).select(*_COLUMNS).collect()
     ]

@@ -20,7 +20,6 @@ from pgcdc_assets.spark.session import own_sessions
 from pgcdc_assets.spark.session_settings import session_settings
 from pgcdc_assets.tables import compaction
 from pgcdc_assets.tables.compaction import SMALL_FILE_BYTES, has_many_small_files, needs_optimize
-from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.support.merge.pipeline import Pipeline
 from pgcdc_assets_tests.support.merge.small_tables import merge_by_spark
 
@@ -53,7 +52,7 @@ def files_of_a_partition(path: str) -> int:
 @pytest.mark.parametrize("scd", [1, 2])
 def test_merges_do_not_leave_ever_more_files(pipeline: Pipeline, as_large: None, scd: int) -> None:
     target = CdcTable("public", "t", scd=(scd,))
-    path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", "t", scd)
+    path = pipeline.path("t", scd)
     pipeline.start(
         "create table t (id int primary key, v text)",
         "insert into t select n, 'first' from generate_series(1, 50) n",

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pgcdc_assets.errors import ReplicaIdentityError
-from pgcdc_assets.merge import MergeFailure, MergeReport
+from pgcdc_assets.merge import MergeFailure
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.support.merge.pipeline import Pipeline
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
@@ -35,17 +34,10 @@ insert into t values ('[1,2)', '[2024-01-01,2024-02-01)', 'old'),
 """
 
 
-def _merge(pipeline: Pipeline, *targets: CdcTable) -> None:
-    pipeline.capture()
-    for report in pipeline.merge(None, *targets).values():
-        assert isinstance(report, MergeReport), report.error.__cause__ or report.error
-
-
 def _check(pipeline: Pipeline) -> None:
     pipeline.assert_equal()
     for table in pipeline.tables:
-        path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", table, 2)
-        history = pipeline.spark.read.format("delta").load(path)
+        history = pipeline.frame(table, 2)
         count = pipeline.database.value(f"select count(*) from {table}")
         assert history.where("_is_current").count() == count, table
 
@@ -61,7 +53,7 @@ def test_equal_keys_with_other_texts_are_one_row(pipeline: Pipeline, apart: bool
         execute(f"insert into {name} values ('{one}', 'old', 'w')")
     pipeline.start()
     targets = [CdcTable("public", name, scd=(1, 2)) for name in pipeline.tables]
-    _merge(pipeline, *targets)
+    pipeline.sync(*targets)
     steps = (
         "update {t} set k = '{b}'",
         "update {t} set v = 'new'",
@@ -74,9 +66,9 @@ def test_equal_keys_with_other_texts_are_one_row(pipeline: Pipeline, apart: bool
         for name, (_, one, other) in _EQUAL.items():
             execute(step.format(t=name, a=one, b=other))
         if apart:
-            _merge(pipeline, *targets)
+            pipeline.sync(*targets)
             _check(pipeline)
-    _merge(pipeline, *targets)
+    pipeline.sync(*targets)
     _check(pipeline)
 
 
@@ -87,15 +79,15 @@ def test_a_key_that_is_stored_out_of_line_identifies_its_row(pipeline: Pipeline)
     pipeline.tables = ("long",)
     pipeline.start(_TOASTED)
     target = CdcTable("public", "long", scd=(1, 2))
-    _merge(pipeline, target)
+    pipeline.sync(target)
     execute = pipeline.database.execute
     execute(f"update long set v = 'new' where k = {_LONG.format(1)}")
     execute(f"insert into long values ({_LONG.format(3)}, 'in'); update long set v = v || '!'")
-    _merge(pipeline, target)
+    pipeline.sync(target)
     _check(pipeline)
     execute(f"update long set k = {_LONG.format(4)} where k = {_LONG.format(3)}")
     execute(f"delete from long where k = {_LONG.format(2)}")
-    _merge(pipeline, target)
+    pipeline.sync(target)
     _check(pipeline)
 
 
@@ -106,13 +98,13 @@ def test_a_key_without_overlaps_identifies_its_rows(pipeline: Pipeline) -> None:
     pipeline.tables = ("t",)
     pipeline.start(_TEMPORAL)
     target = CdcTable("public", "t", scd=(1, 2))
-    _merge(pipeline, target)
+    pipeline.sync(target)
     execute = pipeline.database.execute
     execute("update t set v = 'new' where lower(at) = '2024-02-01'")
     execute("update t set at = '[2024-01-01,2024-01-15]' where lower(at) = '2024-01-01'")
     execute("insert into t values ('[1,2)', '[2024-03-01,)', 'open'), ('[5,6)', '(,)', 'ever')")
     execute("delete from t where v = 'ever'")
-    _merge(pipeline, target)
+    pipeline.sync(target)
     _check(pipeline)
 
 
@@ -136,7 +128,7 @@ def test_a_null_in_an_identity_whose_constraint_is_not_valid_stops_the_table(
     assert isinstance(failure.error, ReplicaIdentityError)
     execute("update t set id = 2; alter table t validate constraint filled")
     pipeline.copy("t")
-    _merge(pipeline, CdcTable("public", "t"))
+    pipeline.sync(CdcTable("public", "t"))
     pipeline.assert_equal()
 
 
@@ -154,9 +146,9 @@ def test_a_table_whose_key_is_not_sent_is_a_multiset_with_a_full_identity(
         "alter table t replica identity full; insert into t values (1, 'A'), (1, 'B'), (2, 'A')",
     )
     target = CdcTable("public", "t")
-    _merge(pipeline, target)
+    pipeline.sync(target)
     execute = pipeline.database.execute
     execute("insert into t values (1, 'C'), (2, 'D'); delete from t where email = 'B'")
     execute("update t set email = 'E' where email = 'D'")
-    _merge(pipeline, target)
+    pipeline.sync(target)
     pipeline.assert_equal()

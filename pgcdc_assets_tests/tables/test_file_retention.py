@@ -17,6 +17,7 @@ from pgcdc_assets.tables import vacuum
 from pgcdc_assets.tables.maintenance import maintain_table
 from pgcdc_assets.tables.properties import FILE_RETENTION
 from pgcdc_assets.tables.vacuum import delete_replaced_files
+from pgcdc_assets_tests.support.rewritten_table import data_files
 
 
 @pytest.fixture
@@ -34,10 +35,6 @@ def write(path: Path, number: int) -> None:
 
 def delete(lake: Lake, path: Path, keep_hours: float) -> int:
     return delete_replaced_files(lake, str(path), keep_hours).deleted_files
-
-
-def data_files(path: Path) -> set[str]:
-    return {file.name for file in path.glob("*.parquet")}
 
 
 def _at_large_then_truncated(path: Path, monkeypatch: pytest.MonkeyPatch) -> DeltaTable:

@@ -16,6 +16,7 @@ from pgcdc_assets.orchestration.jobs.maintenance import lowest_position
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.spark.sql import delta_table
+from pgcdc_assets_tests.support.merge.current_values import current_values
 from pgcdc_assets_tests.support.merge.history import Landing, column, insert, relation, update
 from pgcdc_assets_tests.support.merge.one_table import merge
 from pgcdc_assets_tests.support.merge.races import during_the_write, right_before_the_write
@@ -28,13 +29,6 @@ _TARGETS = {
     "scd2": CdcTable("shop", "items", (2,)),
     "soft deletes": CdcTable("shop", "items", soft_deletes=True),
 }
-
-
-def _rows(spark: SparkSession, path: str) -> list[tuple[int, str]]:
-    rows = spark.read.format("delta").load(path)
-    if "_is_current" in rows.columns:
-        rows = rows.where("_is_current")
-    return sorted((row["id"], row["v"]) for row in rows.collect())
 
 
 def _merged(spark: SparkSession, zone: RawZone, target: CdcTable) -> tuple[Landing, str, int]:
@@ -92,17 +86,17 @@ def test_a_merge_into_restored_rows_is_refused_until_a_rebuild(
     choose(monkeypatch)
     landing, path, version = _merged(spark, zone, target)
     restore(spark, path, version)
-    assert _rows(spark, path) == [(1, "a"), (2, "b")]
+    assert current_values(spark, path) == [(1, "a"), (2, "b")]
     spark.sql(f"ALTER TABLE {delta_table(path)} SET TBLPROPERTIES ('mine' = 'x')")
     landing.land([update("2", "B")])
     assert "pgcdc rebuild" in str(_refused(spark, landing, target))
     capture = CdcCapture(name=zone.name, publication="pub", tables=(target,))
     assert lowest_position(zone, capture) is None
     rebuild_table(spark, zone, target, target.scd[0])
-    assert _rows(spark, path) == [(1, "A"), (2, "B"), (3, "c")]
+    assert current_values(spark, path) == [(1, "A"), (2, "B"), (3, "c")]
     landing.land([update("3", "C")])
     merge(spark, landing, target)
-    assert _rows(spark, path) == [(1, "A"), (2, "B"), (3, "C")]
+    assert current_values(spark, path) == [(1, "A"), (2, "B"), (3, "C")]
 
 
 @pytest.mark.sampled
@@ -120,9 +114,9 @@ def test_a_restore_that_is_undone_is_no_obstacle(spark: SparkSession, zone: RawZ
         spark.sql(statement)
         if expected is None:
             break
-        assert _rows(spark, path) == [(1, "a"), (2, "b")]
+        assert current_values(spark, path) == [(1, "a"), (2, "b")]
     merge(spark, landing, target)
-    assert _rows(spark, path) == [(1, "A"), (2, "B"), (3, "c")]
+    assert current_values(spark, path) == [(1, "A"), (2, "B"), (3, "c")]
 
 
 @pytest.mark.sampled
@@ -137,7 +131,7 @@ def test_a_restore_of_the_newest_merge_is_no_obstacle(
     _by_spark(spark, path, version)
     landing.land([update("2", "B")])
     merge(spark, landing, target)
-    assert _rows(spark, path) == [(1, "A"), (2, "B"), (3, "c")]
+    assert current_values(spark, path) == [(1, "A"), (2, "B"), (3, "c")]
 
 
 @pytest.mark.sampled
@@ -151,11 +145,11 @@ def test_a_clone_over_a_table_is_refused_until_a_rebuild(
     # Delta refuses a clone over rows.
     spark.sql(f"DELETE FROM {delta_table(path)}")
     spark.sql(f"CREATE OR REPLACE TABLE {delta_table(path)} SHALLOW CLONE {backup}")
-    assert _rows(spark, path) == [(1, "a"), (2, "b")]
+    assert current_values(spark, path) == [(1, "a"), (2, "b")]
     landing.land([update("2", "B")])
     _refused(spark, landing, target)
     rebuild_table(spark, zone, target, 1)
-    assert _rows(spark, path) == [(1, "A"), (2, "B"), (3, "c")]
+    assert current_values(spark, path) == [(1, "A"), (2, "B"), (3, "c")]
 
 
 @pytest.mark.sampled
@@ -176,7 +170,7 @@ def test_a_restore_between_the_plan_and_the_write_of_a_merge_is_noticed(
     rebuild_table(spark, zone, target, target.scd[0])
     landing.land([update("3", "C")])
     merge(spark, landing, target)
-    assert _rows(spark, path) == [(1, "A"), (2, "B"), (3, "C"), (4, "d")]
+    assert current_values(spark, path) == [(1, "A"), (2, "B"), (3, "C"), (4, "d")]
 
 
 @pytest.mark.sampled
@@ -193,7 +187,7 @@ def test_a_restore_of_the_newest_merge_before_the_write_of_the_next_is_no_obstac
         merge(spark, landing, target)
     landing.land([insert("5", "e")])
     merge(spark, landing, target)
-    assert [key for key, _ in _rows(spark, path)] == [1, 2, 3, 4, 5]
+    assert [key for key, _ in current_values(spark, path)] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.sampled

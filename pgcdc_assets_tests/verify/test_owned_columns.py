@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pgcdc_assets.merge import MergeReport
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.session import own_sessions
 from pgcdc_assets.spark.sql import delta_table
-from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify import check_all
 from pgcdc_assets_tests.support.merge.pipeline import Pipeline
 from pgcdc_assets_tests.support.verify.comparison import verify
@@ -18,21 +16,15 @@ pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 BOTH = CdcTable("public", "t", (1, 2))
 
 
-def merge(pipeline: Pipeline) -> None:
-    pipeline.capture()
-    for report in pipeline.merge(None, BOTH).values():
-        assert isinstance(report, MergeReport), report.error
-
-
 @pytest.mark.sampled
 def test_an_owners_column_is_not_compared(pipeline: Pipeline) -> None:
     pipeline.start(
         "create table t (id int primary key, v text)",
         "insert into t values (1, 'a'), (2, 'b')",
     )
-    merge(pipeline)
+    pipeline.sync(BOTH)
     for scd in (1, 2):
-        table = delta_table(table_path(pipeline.zone.lake, pipeline.zone.name, "public", "t", scd))
+        table = delta_table(pipeline.path("t", scd))
         pipeline.spark.sql(f"ALTER TABLE {table} ADD COLUMNS (note STRING)")
         pipeline.spark.sql(f"UPDATE {table} SET note = 'of the owner'")
     found = verify(pipeline)
@@ -40,7 +32,7 @@ def test_an_owners_column_is_not_compared(pipeline: Pipeline) -> None:
     pipeline.assert_equal("t")
     # SCD1 keeps the owner's value of the row, and the history begins a version without one.
     pipeline.database.execute("update t set v = 'c' where id = 1")
-    merge(pipeline)
+    pipeline.sync(BOTH)
     assert verify(pipeline).is_equal
     with own_sessions(pipeline.spark, 1) as (session,):
         findings = check_all(session, pipeline.zone, BOTH, 2)

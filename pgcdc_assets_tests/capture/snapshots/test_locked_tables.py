@@ -1,4 +1,4 @@
-"""A table that is locked, or dropped meanwhile, stops neither the capture nor the other tables.
+"""A table that is locked or dropped during the copy stops neither the capture nor other tables.
 
 VACUUM FULL and some forms of ALTER TABLE hold the lock ACCESS EXCLUSIVE for hours.
 """
@@ -14,7 +14,7 @@ import pytest
 
 from pgcdc_assets.capture.snapshots.pool import SnapshotReport
 from pgcdc_assets.capture.snapshots.run import snapshot_each_table, snapshot_tables
-from pgcdc_assets.cli.check import check_capture
+from pgcdc_assets.cli.check import examine_capture
 from pgcdc_assets.errors import PgcdcError, TransientError
 from pgcdc_assets.postgres.catalog.moved_tables import read_source_places
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
@@ -55,7 +55,9 @@ def test_a_locked_table_does_not_delay_the_capture_of_others(capturing: Capturin
         assert capturing.capture(window).row_count == 2
 
 
-def test_a_table_that_is_dropped_meanwhile_does_not_stop_the_capture(capturing: Capturing) -> None:
+def test_a_table_that_is_dropped_during_the_copy_does_not_stop_the_capture(
+    capturing: Capturing,
+) -> None:
     capturing.begin(*TABLES)
     capturing.database.execute("insert into other values (1)")
     window = capturing.window()
@@ -87,7 +89,7 @@ def test_a_locked_table_does_not_delay_questions_about_others(capturing: Capturi
             facts = read_source_facts(conn, capturing.slot, "pub")
             assert facts is not None
             assert facts.table_count == 2
-        findings = check_capture(settings, capture, capturing.zone)
+        findings = examine_capture(settings, capture, capturing.zone)
         assert {"table"} <= {finding.code for finding in findings}
         reports = snapshot_tables(settings, capturing.zone, capturing.slot, "pub", [other])
         assert [report.table for report in reports] == ["other"]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from pgcdc_assets.capture.snapshots.pool import SnapshotFailure, SnapshotReport
 from pgcdc_assets.errors import TableChanged
-from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.snapshot_copies import (
@@ -21,11 +18,6 @@ from pgcdc_assets_tests.support.snapshot_copies import (
 )
 
 pytestmark = pytest.mark.postgres
-
-
-@pytest.fixture
-def zone(tmp_path: Path) -> RawZone:
-    return RawZone(Lake(str(tmp_path / "lake")), "test")
 
 
 @pytest.mark.sampled

@@ -23,7 +23,6 @@ from pgcdc_assets.postgres.copy.reader import SnapshotReader
 from pgcdc_assets.postgres.slots.status import create_slot
 from pgcdc_assets.raw import snapshots
 from pgcdc_assets.raw.delta.files import FileWriter
-from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.proxy import TcpProxy
@@ -38,11 +37,6 @@ from pgcdc_assets_tests.support.snapshot_copies import (
 )
 
 pytestmark = pytest.mark.postgres
-
-
-@pytest.fixture
-def zone(tmp_path: Path) -> RawZone:
-    return RawZone(Lake(str(tmp_path / "lake")), "test")
 
 
 @pytest.mark.sampled

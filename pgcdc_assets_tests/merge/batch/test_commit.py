@@ -45,7 +45,7 @@ _each_race = pytest.mark.parametrize("race", [RACES[name] for name in _KEYED], i
 
 
 class _Killed(BaseException):
-    """Stands for a SIGKILL: no handler of the package catches it."""
+    """An end like that by SIGKILL: no handler of the package catches it."""
 
 
 def _at(monkeypatch: pytest.MonkeyPatch, point: str, act: Callable[[], object]) -> None:

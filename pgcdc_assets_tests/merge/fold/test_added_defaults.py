@@ -17,7 +17,6 @@ from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.spark.session import own_sessions
 from pgcdc_assets.table_name import TableName
-from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify import Rule, check_all, check_merged
 from pgcdc_assets_tests.support.merge.pipeline import EACH_KIND, PUBLICATION, Pipeline
 
@@ -39,17 +38,8 @@ _DEFAULTS = (
 _COLUMNS = ("n", "x", "at", "tags", "s", "_rescued")
 
 
-def _merge(pipeline: Pipeline, *targets: CdcTable) -> list[MergeReport]:
-    pipeline.capture()
-    reports = pipeline.merge(None, *targets).values()
-    for report in reports:
-        assert isinstance(report, MergeReport), str(report.error.__cause__ or report.error)
-    return [report for report in reports if isinstance(report, MergeReport)]
-
-
 def _rows(pipeline: Pipeline, target: CdcTable, scd: int, *more: str) -> list[tuple[Any, ...]]:
-    path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", target.table, scd)
-    frame = pipeline.spark.read.format("delta").load(path).select("id", *more, *_COLUMNS)
+    frame = pipeline.frame(target.table, scd).select("id", *more, *_COLUMNS)
     return sorted((tuple(row) for row in frame.collect()), key=repr)
 
 
@@ -73,7 +63,7 @@ def test_every_kind_of_table_fills_earlier_rows(pipeline: Pipeline) -> None:
     database = pipeline.database
     for t in tables:
         database.execute(f"insert into {t} values (3, 'a'), (4, 'a'); delete from {t} where id = 4")
-    _merge(pipeline, *EACH_KIND)
+    pipeline.sync(*EACH_KIND)
     for t in tables:
         database.execute(f"insert into {t} values (5, 'b')")
         database.execute(f"alter table {t} {_ADDED}")
@@ -82,7 +72,7 @@ def test_every_kind_of_table_fills_earlier_rows(pipeline: Pipeline) -> None:
         database.execute(f"update {t} set n = 7 where id = 1")
         database.execute(f"delete from {t} where id = 2")
         database.execute(f"update {t} set v = v where id = 5")
-    reports = _merge(pipeline, *EACH_KIND)
+    reports = pipeline.sync(*EACH_KIND).values()
     assert {report.columns_filled for report in reports} == {("n", "x", "at", "tags", "s")}
     pipeline.assert_equal("t")
 
@@ -105,7 +95,7 @@ def test_every_kind_of_table_fills_earlier_rows(pipeline: Pipeline) -> None:
 
     for target in EACH_KIND:
         for scd in target.scd:
-            path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", target.table, scd)
+            path = pipeline.path(target.table, scd)
             DeltaTable(path).update(predicate="id = 3", updates={"n": "null"})
             assert _missing_defaults(pipeline, target, scd) == 1, target
 
@@ -147,7 +137,7 @@ def test_the_check_after_a_merge_finds_missing_defaults(
     pipeline.start(
         "create table t (id int primary key, v text)", "insert into t values (1, 'a'), (4, 'a')"
     )
-    _merge(pipeline, target)
+    pipeline.sync(target)
     pipeline.database.execute("insert into t values (2, 'b')")
     pipeline.database.execute("alter table t add n int default 5")
     pipeline.database.execute("insert into t values (3, 'c')")
@@ -155,7 +145,7 @@ def test_the_check_after_a_merge_finds_missing_defaults(
     pipeline.database.execute("update t set v = 'B', n = null where id = 2")
     with monkeypatch.context() as patched:
         patched.setattr("pgcdc_assets.merge.fold.schema.find_added_default", lambda *_: None)
-        _merge(pipeline, target)
+        pipeline.sync(target)
     assert pipeline.rows(columns="id, n") == [(1, None), (2, None), (3, None), (4, None)]
     found = [_missing_defaults(pipeline, target, scd) for scd in (1, 2)]
     # If the history does not track the column, an update may have written NULL into a version.
@@ -210,17 +200,16 @@ def test_rows_have_the_default_if_a_snapshot_shows_the_column_before_the_stream(
     )
     for t in ("t", "kept"):
         pipeline.database.execute(f"delete from {t} where id = 2")
-    _merge(pipeline, history, kept)
+    pipeline.sync(history, kept)
     for t in ("t", "kept"):
         pipeline.database.execute(f"alter table {t} add n int default 5")
         pipeline.database.execute(f"insert into {t} values (3, 'c', 6)")
     pipeline.copy("t", "kept")
-    reports = _merge(pipeline, history, kept)
+    reports = pipeline.sync(history, kept).values()
     assert {report.columns_filled for report in reports} == {("n",)}
     found = {}
     for target, scd, flag in ((history, 2, "_is_current"), (kept, 1, "_deleted")):
-        path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", target.table, scd)
-        frame = pipeline.spark.read.format("delta").load(path).select("id", "n", flag)
+        frame = pipeline.frame(target.table, scd).select("id", "n", flag)
         found[scd] = sorted(map(tuple, frame.collect()))
     assert found[2] == [(1, 5, True), (2, 5, False), (3, 6, True)], "no version begins or ends"
     assert found[1] == [(1, 5, False), (2, 5, True), (3, 6, False)]

@@ -24,7 +24,6 @@ from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.relations.registry import RelationVersion
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify import Comparison, compare_tables
 from pgcdc_assets_tests.support.database import create_database, drop_database
 from pgcdc_assets_tests.support.merge.draw_values import draw_interval
@@ -174,7 +173,7 @@ def _shown(
     pipeline: Pipeline, scd: int, types: Mapping[str, str]
 ) -> dict[str, dict[int, tuple[Any, Any]]]:
     """Return by column what Spark shows as values, and rescued texts, by row."""
-    path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", "t", scd)
+    path = pipeline.path("t", scd)
     shown = ["id"]
     for name, chosen in types.items():
         value = {"VARIANT": f"to_json({name})", "BINARY": f"hex({name})"}.get(

@@ -9,7 +9,6 @@ import pytest
 
 from pgcdc_assets.merge import MergeReport, merge_tables
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.support.merge.pipeline import Pipeline
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
@@ -26,8 +25,7 @@ def sync(pipeline: Pipeline) -> None:
 def versions(pipeline: Pipeline, columns: str = "id, v") -> list[tuple[Any, ...]]:
     """Return key, values, operation and is_current, in the order of keys and positions."""
     names = [name.strip() for name in columns.split(",")]
-    path = table_path(pipeline.zone.lake, pipeline.zone.name, "public", "t", 2)
-    rows = pipeline.spark.read.format("delta").load(path).collect()
+    rows = pipeline.frame("t", 2).collect()
     rows.sort(key=lambda r: (r[names[0]], r._valid_from_lsn, r._ordinal))
     check_intervals([(r[names[0]], r) for r in rows])
     return [(*(r[name] for name in names), r._op, r._is_current) for r in rows]

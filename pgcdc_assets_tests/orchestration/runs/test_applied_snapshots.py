@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from pgcdc_assets.errors import TransientError
-from pgcdc_assets.merge import MergeReport
 from pgcdc_assets.orchestration.runs.applied_snapshots import check_new_applied, find_merged
 from pgcdc_assets.raw.snapshots import SnapshotStore
 from pgcdc_assets.settings import CdcTable
@@ -18,11 +17,6 @@ pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 T = CdcTable("public", "t", (1, 2))
 
 
-def merge(pipeline: Pipeline) -> None:
-    for report in pipeline.merge(pipeline.capture(), T).values():
-        assert isinstance(report, MergeReport), report.error
-
-
 @pytest.mark.sampled
 def test_a_merge_that_passed_a_snapshot_unseen_is_noticed(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
@@ -30,7 +24,7 @@ def test_a_merge_that_passed_a_snapshot_unseen_is_noticed(
     """A merge of another Dagster instance was planned before the snapshot was landed."""
     pipeline.start("create table t (id int primary key, v text)", "insert into t values (1, 'a')")
     assert find_merged(pipeline.zone, [T]) == {}
-    merge(pipeline)
+    pipeline.sync(T)
     before = find_merged(pipeline.zone, [T])
     pipeline.copy("t")
     pipeline.database.execute("update t set v = 'b'")
@@ -41,13 +35,13 @@ def test_a_merge_that_passed_a_snapshot_unseen_is_noticed(
 
     with monkeypatch.context() as patched:
         patched.setattr(SnapshotStore, "complete_snapshots", without_newest)
-        merge(pipeline)
+        pipeline.sync(T)
     with pytest.raises(TransientError, match=r"public\.t past the LSN .*Run it again"):
         check_new_applied(pipeline.zone, before)
 
     before = find_merged(pipeline.zone, [T])
     pipeline.copy("t")
     pipeline.database.execute("update t set v = 'c'")
-    merge(pipeline)
+    pipeline.sync(T)
     check_new_applied(pipeline.zone, before)
     pipeline.assert_equal("t")

@@ -89,21 +89,20 @@ class Pipeline:
         reports = merge_tables(self.spark, self.zone, wanted, through or self.windows[-1])
         return {report.table: report for report in reports}
 
-    def sync(self) -> dict[str, MergeReport]:
-        """Capture and merge all tables, and check the success."""
-        self.capture()
-        reports = self.merge()
+    def sync(self, *targets: CdcTable) -> dict[str, MergeReport]:
+        """Capture and merge, and check the success."""
+        reports = self.merge(self.capture(), *targets)
         for report in reports.values():
-            assert isinstance(report, MergeReport), report.error
+            assert isinstance(report, MergeReport), report.error.__cause__ or report.error
         return {table: r for table, r in reports.items() if isinstance(r, MergeReport)}
 
-    def path(self, table: str = "t") -> str:
-        """Return the path of the SCD1 table."""
-        return table_path(self.zone.lake, self.zone.name, "public", table, 1)
+    def path(self, table: str = "t", scd: int = 1) -> str:
+        """Return the path of an SCD table."""
+        return table_path(self.zone.lake, self.zone.name, "public", table, scd)
 
-    def frame(self, table: str = "t") -> DataFrame:
-        """Return the SCD1 table as a DataFrame."""
-        return self.spark.read.format("delta").load(self.path(table))
+    def frame(self, table: str = "t", scd: int = 1) -> DataFrame:
+        """Return an SCD table as a DataFrame."""
+        return self.spark.read.format("delta").load(self.path(table, scd))
 
     def rows(self, table: str = "t", columns: str = "id, v") -> list[tuple[Any, ...]]:
         """Return the rows of the SCD1 table in order."""
