@@ -26,11 +26,11 @@ from pgcdc_assets.orchestration.table_list import look_at_tables
 from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.catalog.relations import published_relations
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.postgres.preflight.heartbeat import check_heartbeat
-from pgcdc_assets.postgres.preflight.options import check_options, check_subscribed_tables
+from pgcdc_assets.postgres.preflight.heartbeat import examine_heartbeat
+from pgcdc_assets.postgres.preflight.options import examine_options, examine_subscribed_tables
 from pgcdc_assets.postgres.preflight.run import Finding, run_preflight
-from pgcdc_assets.postgres.preflight.slot_primary import check_slot_primary
-from pgcdc_assets.postgres.preflight.snapshot_standby import check_snapshot_standby
+from pgcdc_assets.postgres.preflight.slot_primary import examine_slot_primary
+from pgcdc_assets.postgres.preflight.snapshot_standby import examine_snapshot_standby
 from pgcdc_assets.postgres.slots.health import SlotProblem, slot_health
 from pgcdc_assets.postgres.slots.status import read_server_identity, read_slot_status
 from pgcdc_assets.postgres.wal.timelines import server_timeline
@@ -97,16 +97,16 @@ def run(options: argparse.Namespace) -> int:
 def _check_loaded(loaded: LoadedCapture, declared: DefsTables | None) -> None:
     settings = loaded.postgres.settings()
     zone = loaded.lake.zone(loaded.capture.name)
-    findings = check_capture(settings, loaded.capture, zone)
+    findings = examine_capture(settings, loaded.capture, zone)
     for error in find_declared_moves(settings, zone, loaded.capture, "check"):
         findings.append(Finding("moved", "error", str(error), table=error.relation))
-    findings += check_snapshot_source(loaded.postgres, loaded.capture.snapshot)
-    findings += check_session_catalog(loaded)
+    findings += examine_snapshot_source(loaded.postgres, loaded.capture.snapshot)
+    findings += examine_session_catalog(loaded)
     report(settings, loaded.capture.publication, _with_places(findings, declared))
     loaded.lake.lake().check_writable()
 
 
-def check_capture(
+def examine_capture(
     settings: ConnectionSettings, capture: CdcCapture, zone: RawZone
 ) -> list[Finding]:
     """Check that the server meets the needs of a declared capture, and fits the raw zone."""
@@ -146,13 +146,13 @@ def check_capture(
             # Another timeline is the reason why the WAL ends early.
             if finding.code != "timeline" or finding.code not in known_codes
         ]
-        findings += check_options(conn, capture.slot_policy, capture.stream)
+        findings += examine_options(conn, capture.slot_policy, capture.stream)
         if has_publication:
-            findings += check_subscribed_tables(conn, capture.publication, capture.stream)
-        findings += check_slot_primary(conn, settings, capture.slot)
-        findings += check_source_writes(conn, capture, zone)
-    folders = check_folders(zone.lake, capture.table_names)
-    return [*findings, *apart, *check_columns(relations, capture.tables, known), *folders]
+            findings += examine_subscribed_tables(conn, capture.publication, capture.stream)
+        findings += examine_slot_primary(conn, settings, capture.slot)
+        findings += examine_source_writes(conn, capture, zone)
+    folders = examine_folders(zone.lake, capture.table_names)
+    return [*findings, *apart, *examine_columns(relations, capture.tables, known), *folders]
 
 
 def _check_source(conn: Connection, capture: CdcCapture, zone: RawZone) -> Iterator[Finding]:
@@ -189,14 +189,16 @@ def _captured_through(zone: RawZone) -> Lsn | None:
     return None if epoch is None else zone.captured_on(epoch)[0]
 
 
-def check_source_writes(conn: Connection, capture: CdcCapture, zone: RawZone) -> Iterator[Finding]:
+def examine_source_writes(
+    conn: Connection, capture: CdcCapture, zone: RawZone
+) -> Iterator[Finding]:
     """Check the heartbeats that the capture writes, and what an earlier heartbeat shows."""
     policy = capture.heartbeat
     if policy is None:
         return
     status = read_slot_status(conn, capture.slot)
     in_recovery = read_server_identity(conn).in_recovery
-    yield from check_heartbeat(conn, policy, capture.publication, in_recovery=in_recovery)
+    yield from examine_heartbeat(conn, policy, capture.publication, in_recovery=in_recovery)
     row, epoch = read_row(conn, policy, status), zone.epochs.latest()
     try:
         if status is not None and not capture.adopt_slot:
@@ -207,16 +209,16 @@ def check_source_writes(conn: Connection, capture: CdcCapture, zone: RawZone) ->
         yield Finding("owner", "error", str(error))
 
 
-def check_snapshot_source(postgres: PostgresResource, policy: SnapshotPolicy) -> list[Finding]:
+def examine_snapshot_source(postgres: PostgresResource, policy: SnapshotPolicy) -> list[Finding]:
     """Check the standby that copies read from, if the settings name one."""
     try:
         standby = postgres.standby_settings(policy)
     except ConfigurationError as error:
         return [Finding("snapshot_standby", "error", str(error))]
-    return [] if standby is None else check_snapshot_standby(postgres.settings(), standby)
+    return [] if standby is None else examine_snapshot_standby(postgres.settings(), standby)
 
 
-def check_session_catalog(loaded: LoadedCapture) -> Iterator[Finding]:
+def examine_session_catalog(loaded: LoadedCapture) -> Iterator[Finding]:
     """Check that the Spark session of the merges has the catalog of the settings, if any."""
     policy = loaded.capture.catalog
     if policy is None:
@@ -259,7 +261,7 @@ def _followed_tables(
     return capture.with_listed_tables(there), apart
 
 
-def check_folders(lake: Lake, names: Iterable[TableName]) -> Iterator[Finding]:
+def examine_folders(lake: Lake, names: Iterable[TableName]) -> Iterator[Finding]:
     """Report tables whose folders differ only in case, on a file system that ignores case."""
     if not lake.ignores_case:
         return
@@ -278,7 +280,7 @@ def check_folders(lake: Lake, names: Iterable[TableName]) -> Iterator[Finding]:
             )
 
 
-def check_columns(
+def examine_columns(
     relations: Iterable[Relation],
     tables: Iterable[CdcTable],
     relation_ids: Mapping[TableName, int] | None = None,

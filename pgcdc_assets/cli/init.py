@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pgcdc_assets.cli.check import check_columns, report
+from pgcdc_assets.cli.check import examine_columns, report
 from pgcdc_assets.errors import ConfigurationError, local_write_error
 from pgcdc_assets.local import drafted
 from pgcdc_assets.orchestration.project import home
@@ -17,7 +17,7 @@ from pgcdc_assets.policies import SlotPolicy, StreamPolicy
 from pgcdc_assets.postgres.catalog.relations import published_relations
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.preflight.finding import Finding, Severity, raise_errors
-from pgcdc_assets.postgres.preflight.options import check_options
+from pgcdc_assets.postgres.preflight.options import examine_options
 from pgcdc_assets.postgres.preflight.run import run_preflight
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.settings import (
@@ -106,7 +106,7 @@ def _check_failover(settings: ConnectionSettings) -> None:
         ConfigurationError: the server has no such slots.
     """
     with query_connection(settings, "check") as conn:
-        findings = list(check_options(conn, SlotPolicy(failover=True), StreamPolicy()))
+        findings = list(examine_options(conn, SlotPolicy(failover=True), StreamPolicy()))
     raise_errors(findings)
     for finding in findings:
         print(f"{finding.severity}: {finding}")
@@ -211,7 +211,7 @@ def _published(conninfo: str, name: str, publication: str, slot: str) -> tuple[C
     with query_connection(settings, "check") as conn:
         relations = published_relations(conn, publication)
     tables = tuple(map(_table, relations))
-    refused = {finding.table: finding.message for finding in check_columns(relations, tables)}
+    refused = {finding.table: finding.message for finding in examine_columns(relations, tables)}
     for table in tables:
         if not any(map(_is_template, (*table.name, *(table.key or ())))):
             continue

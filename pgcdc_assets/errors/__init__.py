@@ -28,7 +28,8 @@
     │   └── MergeConflict
     │       └── TableRefused
     ├── CaptureCancelled        the caller ended the capture: no retry  exit status 130
-    └── DifferenceFound         a comparison found differing contents   exit status 1
+    ├── DifferenceFound         a comparison found differing contents   exit status 1
+    └── FailedRun               a Dagster run failed                    that of the run's error
 
 Each class is a dataclass: its fields are the facts of the error, keyword arguments of the
 constructor, and the message is built from them. A message names the object and the remedy, and
@@ -45,6 +46,7 @@ from pgcdc_assets.errors.base import (
     ConnectionLost,
     DefiniteError,
     DifferenceFound,
+    FailedRun,
     PgcdcError,
     ProtocolError,
     SnapshotError,
@@ -87,6 +89,7 @@ __all__ = [
     "ConnectionLost",
     "DefiniteError",
     "DifferenceFound",
+    "FailedRun",
     "MergeConflict",
     "PgcdcError",
     "ProtocolError",

@@ -237,3 +237,34 @@ class CaptureCancelled(PgcdcError):
 
 class DifferenceFound(PgcdcError):
     """Source and target hold different contents."""
+
+
+class FailedRun(PgcdcError):
+    """The error of a Dagster run: its sentence and its exit status.
+
+    Attributes:
+        relation: the table of the error; empty: unknown, or several.
+        run_id: the run.
+        kind: name of the class of the error in the run.
+    """
+
+    relation: str = ""
+    run_id: str = ""
+    kind: str = ""
+
+    @classmethod
+    def of(cls, kind: type[PgcdcError], sentence: str, run_id: str) -> PgcdcError:
+        """Build the error of one run."""
+        error = cls(reason=sentence, run_id=run_id, kind=kind.__name__)
+        error.__dict__["exit_status"] = kind.exit_status
+        return error
+
+    @classmethod
+    def like(cls, other: PgcdcError, sentence: str) -> PgcdcError:
+        """Return an error with the table, the run and the exit status of another error."""
+        relation = str(other.facts.get("relation") or "")
+        error = cls(reason=sentence, relation=relation)
+        if isinstance(other, FailedRun):
+            error.run_id, error.kind = other.run_id, other.kind
+        error.__dict__["exit_status"] = other.exit_status
+        return error

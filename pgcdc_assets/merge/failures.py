@@ -31,6 +31,8 @@ from pgcdc_assets.merge.report import MergeFailure, MergeReport
 from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.raw.store_errors import explain_store_error
 from pgcdc_assets.spark.errors import (
+    MEMORY_REMEDY,
+    OUT_OF_MEMORY,
     TEMPORARY,
     condition_of,
     definite_condition_of,
@@ -41,8 +43,6 @@ from pgcdc_assets.spark.session import runs_embedded, session_has_ended
 from pgcdc_assets.spark.sql import delta_table, identifier
 from pgcdc_assets.table_name import quoted
 from pgcdc_assets.tables.owned_columns import find_owned
-
-_OUT_OF_MEMORY = "OutOfMemoryError"
 
 # Delta's conditions of a NULL in a column that is NOT NULL, and Spark's condition of a file that
 # lacks such a column.
@@ -88,8 +88,8 @@ def _explained(task: MergeTask, error: Exception, session: SparkSession | None) 
     for number, column in enumerate(task.plan.target.key or ()):
         if f"{NULL_KEY} {number};" in text:
             return _null_key(task, column)
-    if _OUT_OF_MEMORY in text or (session is not None and session_has_ended(session, error)):
-        return _ended(name, is_lasting=_OUT_OF_MEMORY in text or runs_embedded())
+    if OUT_OF_MEMORY in text or (session is not None and session_has_ended(session, error)):
+        return _ended(name, is_lasting=OUT_OF_MEMORY in text or runs_embedded())
     refused = explain_store_error(task.path, error) if text else None
     if isinstance(refused, ConfigurationError):
         return refused
@@ -212,9 +212,8 @@ def _ended(name: str, *, is_lasting: bool) -> PgcdcError:
     if is_lasting:
         return ConfigurationError(
             reason=f"Table {name} was not merged, because Spark's memory was used up, or its "
-            "process was ended. The next run continues from the last commit. Give Spark more "
-            "memory: spark.driver.memory in the capture's spark_config, or pgcdc spark start "
-            "--memory; a row of 200 MB takes 3 GB."
+            f"process was ended. The next run continues from the last commit. {MEMORY_REMEDY}; "
+            "a row of 200 MB takes 3 GB."
         )
     return TransientError(
         reason=f"Table {name} was not merged, because the Spark server ended. The next run "

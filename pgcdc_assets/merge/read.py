@@ -126,7 +126,7 @@ def read_changes(
     conditions = [
         f"epoch = {plan.epoch} AND relation_id = {task.followed.relation_id} AND ({names})"
     ]
-    if not files.lie_inside:
+    if not files.are_inside:
         conditions.append(
             f"commit_lsn >= {int(plan.first_change)} AND commit_lsn < {int(plan.end)}"
         )

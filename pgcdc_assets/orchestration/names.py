@@ -13,7 +13,7 @@ from pgcdc_assets.table_name import output_name
 
 
 @dataclass(frozen=True)
-class Work:
+class PooledStep:
     """A step of a capture that one run at a time executes.
 
     Attributes:
@@ -164,24 +164,24 @@ class Names:
         return f"pgcdc/{self.name}/tables"
 
     @property
-    def capture_work(self) -> Work:
+    def capture_work(self) -> PooledStep:
         """Landing windows."""
-        return Work(self.capture_job, self.land_step, self.slot_pool)
+        return PooledStep(self.capture_job, self.land_step, self.slot_pool)
 
     @property
-    def snapshot_work(self) -> Work:
+    def snapshot_work(self) -> PooledStep:
         """Taking snapshots of tables."""
-        return Work(self.snapshot_job, self.copy_step, self.snapshot_pool)
+        return PooledStep(self.snapshot_job, self.copy_step, self.snapshot_pool)
 
     @property
-    def merge_work(self) -> Work:
+    def merge_work(self) -> PooledStep:
         """Merging windows."""
-        return Work(self.merge_job, self.merge_step, self.merge_pool)
+        return PooledStep(self.merge_job, self.merge_step, self.merge_pool)
 
     @property
-    def messages_work(self) -> Work:
+    def messages_work(self) -> PooledStep:
         """Appending logical messages."""
-        return Work(self.messages_job, self.messages_step, self.messages_pool)
+        return PooledStep(self.messages_job, self.messages_step, self.messages_pool)
 
     @property
     def pools(self) -> frozenset[str]:

@@ -78,13 +78,13 @@ def wait_for_writers(
     with query_connection(settings, "snapshot") as conn:
         open_ = _read_writers(conn, table_ids)
         began = time.monotonic()
-        is_told = False
+        is_reported = False
         while open_:
             seconds = time.monotonic() - began
             if settings.lock_timeout_ms and seconds * 1000 > settings.lock_timeout_ms:
                 break
-            if seconds > _QUIET_SECONDS and not is_told:
-                is_told = True
+            if seconds > _QUIET_SECONDS and not is_reported:
+                is_reported = True
                 first = next(iter(open_))[1]
                 _logger.info("A snapshot waits for %s", first.describe())
             time.sleep(min(_POLL_SECONDS + seconds / 20, _LONGEST_POLL_SECONDS))

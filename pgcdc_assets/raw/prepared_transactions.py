@@ -8,7 +8,7 @@ rows of its changes. The relations are as announced: the catalog does not show a
 transaction, so its relation versions are completed at its commit. A row with op `ended` is written
 before the window is committed in which the transaction ends. If the window is not committed, the
 transaction has not ended: such a row is valid only if its window is captured. A row with op
-`unknown` stands for a transaction that was prepared before the slot had two_phase. The server sends
+`unknown` is a transaction that was prepared before the slot had two_phase. The server sends
 its rows at its commit, but sends nothing if it has no rows.
 
 Files are removed when all their transactions have ended in captured windows.

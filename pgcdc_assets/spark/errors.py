@@ -61,6 +61,14 @@ _IN_TEXT = (
 # cannot create.
 _FULL_DISK = ("No space left on device", "Disk quota exceeded", "File too large")
 
+# In errors of several classes: the JVM, or a task, has used up its memory.
+OUT_OF_MEMORY = "OutOfMemoryError"
+
+MEMORY_REMEDY = (
+    "Give Spark more memory: spark.driver.memory in the capture's spark_config, or pgcdc spark "
+    "start --memory"
+)
+
 # The setting of the folder for Spark's temporary files.
 TEMPORARY = "spark.local.dir"
 

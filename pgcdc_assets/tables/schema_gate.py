@@ -55,9 +55,9 @@ class SchemaGate:
     """The open schema events of one table, oldest first.
 
     Attributes:
-        policy: the table's setting `on_schema_change`, or the setting that `on_poisoned_row` stands
-            for if the table has parked rows only; the stricter one of both. `follow` is `ask` for
-            a table that has kept rows of detached partitions.
+        policy: the table's setting `on_schema_change`; if the table has parked rows only, what
+            `on_poisoned_row` means as such a setting; the stricter one of both. `follow` is `ask`
+            for a table that has kept rows of detached partitions.
         has_kept_rows: the table has kept rows of detached partitions.
     """
 

@@ -109,7 +109,7 @@ def key_columns(relation: Relation, key: Sequence[str] | None) -> tuple[str, ...
 
 
 class _Sides:
-    """Reads rows of both sides into digests. Equal values have equal digests."""
+    """Readers of both sides' rows, as digests. Equal values have equal digests."""
 
     def __init__(
         self,

@@ -90,6 +90,8 @@ class TableReading:
     def explain(self, error: Exception) -> PgcdcError:
         """Return the error of this table for an error of a library."""
         from pgcdc_assets.spark.errors import (
+            MEMORY_REMEDY,
+            OUT_OF_MEMORY,
             condition_of,
             failure_of,
             full_disk_of,
@@ -102,10 +104,9 @@ class TableReading:
         if isinstance(refused, ConfigurationError):
             return refused
         what = f"Table {self.table.qualified_name} was not compared"
-        if "OutOfMemoryError" in text:
+        if OUT_OF_MEMORY in text:
             return ConfigurationError(
-                reason=f"{what}, because Spark's memory was used up. Give Spark more memory: "
-                "spark.driver.memory in the capture's spark_config, or pgcdc spark start --memory."
+                reason=f"{what}, because Spark's memory was used up. {MEMORY_REMEDY}."
             )
         if full_disk_of(error) is not None:
             return TransientError(reason=f"{what}: {failure_of(error)}. Run it again.")

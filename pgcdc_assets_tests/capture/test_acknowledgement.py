@@ -12,7 +12,7 @@ import pytest
 from pgcdc_assets import failpoints
 from pgcdc_assets.capture import landing
 from pgcdc_assets.capture.window import NOT_ACKNOWLEDGED, CaptureLimits
-from pgcdc_assets.cli.check import check_capture
+from pgcdc_assets.cli.check import examine_capture
 from pgcdc_assets.errors import (
     DefiniteError,
     RawZoneError,
@@ -133,7 +133,7 @@ def test_a_slot_that_another_program_advanced_stops_the_capture(capturing: Captu
     assert f"{moved - expected} bytes" in str(caught.value)
     assert capturing.rows() == []
     capture = CdcCapture("test", "pub", (CdcTable("public", "t"),), slot=capturing.slot)
-    findings = check_capture(capturing.settings, capture, capturing.zone)
+    findings = examine_capture(capturing.settings, capture, capturing.zone)
     [error] = [each for each in findings if (each.code, each.severity) == ("slot", "error")]
     assert f"{moved - expected} bytes" in error.message
 

@@ -14,7 +14,7 @@ from pgcdc_assets.capture.limits import CaptureLimits
 from pgcdc_assets.capture.session import CaptureSession
 from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.capture.window import capture_window
-from pgcdc_assets.cli.check import check_capture
+from pgcdc_assets.cli.check import examine_capture
 from pgcdc_assets.demo.programs import binaries
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import RawZoneError, SlotMissing
@@ -161,7 +161,7 @@ def _ids(zone: RawZone) -> list[int]:
 def _errors(database: Database, zone: RawZone) -> list[str]:
     tables = (CdcTable("public", "t"),)
     capture = CdcCapture("test", "pub", tables, slot=SLOT, heartbeat=HEARTBEATS)
-    findings = check_capture(database.settings(), capture, zone)
+    findings = examine_capture(database.settings(), capture, zone)
     return [finding.code for finding in findings if finding.severity == "error"]
 
 

@@ -14,7 +14,7 @@ from pgcdc_assets import failpoints
 from pgcdc_assets.capture.limits import CaptureLimits
 from pgcdc_assets.capture.progress import Notice, Report
 from pgcdc_assets.capture.session import CaptureSession
-from pgcdc_assets.cli.check import check_capture
+from pgcdc_assets.cli.check import examine_capture
 from pgcdc_assets.errors import RawZoneError, SlotTaken
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.policies import HeartbeatPolicy
@@ -208,7 +208,7 @@ def _findings(capturing: Capturing, code: str, policy: HeartbeatPolicy) -> list[
     capture = CdcCapture(
         *("test", "pub", (CdcTable("public", "t"),)), slot=capturing.slot, heartbeat=policy
     )
-    findings = check_capture(capturing.settings, capture, capturing.zone)
+    findings = examine_capture(capturing.settings, capture, capturing.zone)
     return [f"{each.severity}: {each}" for each in findings if each.code == code]
 
 

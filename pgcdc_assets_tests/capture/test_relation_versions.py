@@ -197,7 +197,7 @@ _BACKLOGS: dict[str, tuple[list[list[str]], list[dict[str, int]], bool]] = {
 }
 
 
-def test_many_dropped_columns_of_a_backlog_are_told_apart(capturing: Capturing) -> None:
+def test_many_dropped_columns_of_a_backlog_are_distinguished(capturing: Capturing) -> None:
     """A column is dropped and another one added for each row, and nothing is announced before."""
     capturing.begin("create table t (id int primary key, c0 int, c1 int)")
     database = capturing.database

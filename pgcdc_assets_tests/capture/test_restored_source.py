@@ -11,7 +11,7 @@ import pytest
 from pgcdc_assets.capture.epoch import renew_epoch
 from pgcdc_assets.capture.limits import CaptureLimits
 from pgcdc_assets.capture.snapshots.run import snapshot_tables
-from pgcdc_assets.cli.check import check_capture
+from pgcdc_assets.cli.check import examine_capture
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConfigurationError, RawZoneError
 from pgcdc_assets.lsn import Lsn, LsnWindow
@@ -53,7 +53,7 @@ def _land_twice(capturing: Capturing) -> None:
 def _errors(capturing: Capturing) -> list[str]:
     tables = (CdcTable("public", "t"),)
     capture = CdcCapture("test", "pub", tables, slot=capturing.slot, heartbeat=HEARTBEATS)
-    findings = check_capture(capturing.settings, capture, capturing.zone)
+    findings = examine_capture(capturing.settings, capture, capturing.zone)
     return [finding.code for finding in findings if finding.severity == "error"]
 
 

@@ -12,7 +12,7 @@ import pytest
 from pgcdc_assets.capture.epoch import renew_epoch
 from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.capture.window import capture_window
-from pgcdc_assets.cli.check import check_capture
+from pgcdc_assets.cli.check import examine_capture
 from pgcdc_assets.errors import PgcdcError, SlotAdvanced, SlotBusy, SlotTaken
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.postgres.connection import query_connection
@@ -109,12 +109,12 @@ def test_the_slot_of_another_lake_is_not_taken_over(
 
     capture = CdcCapture("test", "pub", (CdcTable("public", "t"),), slot=slot)
     settings = database.settings()
-    [error] = [f for f in check_capture(settings, capture, other_zone) if f.severity == "error"]
+    [error] = [f for f in examine_capture(settings, capture, other_zone) if f.severity == "error"]
     assert error.code == "slot"
     assert "--adopt-slot" in error.remedy
-    assert not any(f.severity == "error" for f in check_capture(settings, capture, zone))
+    assert not any(f.severity == "error" for f in examine_capture(settings, capture, zone))
     consented = dataclasses.replace(capture, adopt_slot=True)
-    assert not any(f.severity == "error" for f in check_capture(settings, consented, other_zone))
+    assert not any(f.severity == "error" for f in examine_capture(settings, consented, other_zone))
 
 
 @pytest.mark.every_pg

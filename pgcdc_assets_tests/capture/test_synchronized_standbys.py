@@ -14,7 +14,7 @@ from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.policies import SlotPolicy, StreamPolicy
 from pgcdc_assets.postgres.connection import query_connection
-from pgcdc_assets.postgres.preflight.options import check_options
+from pgcdc_assets.postgres.preflight.options import examine_options
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.captures import NAME, Capturing
@@ -67,7 +67,7 @@ def test_the_capture_continues_when_the_standby_is_there(waiting: Capturing) -> 
     )
     assert waiting.rows() == []
     with query_connection(waiting.settings, "test") as conn:
-        [finding] = check_options(conn, SlotPolicy(failover=True), StreamPolicy())
+        [finding] = examine_options(conn, SlotPolicy(failover=True), StreamPolicy())
     assert "names absent, which no standby uses" in finding.message
     waiting.database.execute("alter system reset synchronized_standby_slots")
     waiting.database.query("select pg_reload_conf()")

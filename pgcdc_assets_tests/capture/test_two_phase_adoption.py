@@ -6,7 +6,7 @@ import pytest
 
 from pgcdc_assets.capture.epoch import renew_epoch
 from pgcdc_assets.capture.snapshots.run import snapshot_tables
-from pgcdc_assets.cli.check import check_capture
+from pgcdc_assets.cli.check import examine_capture
 from pgcdc_assets.errors import ConfigurationError, SlotAdvanced
 from pgcdc_assets.policies import SlotPolicy, StreamPolicy
 from pgcdc_assets.settings import CdcCapture, CdcTable
@@ -53,7 +53,7 @@ def _errors(capturing: Capturing, *, two_phase: bool) -> list[str]:
         slot=capturing.slot,
         stream=StreamPolicy(two_phase=two_phase),
     )
-    findings = check_capture(capturing.settings, declared, capturing.zone)
+    findings = examine_capture(capturing.settings, declared, capturing.zone)
     return [str(finding) for finding in findings if finding.severity == "error"]
 
 

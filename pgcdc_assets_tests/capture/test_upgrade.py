@@ -14,7 +14,7 @@ import pytest
 
 from pgcdc_assets.capture.epoch import renew_epoch
 from pgcdc_assets.capture.snapshots.run import snapshot_tables
-from pgcdc_assets.cli.check import check_capture
+from pgcdc_assets.cli.check import examine_capture
 from pgcdc_assets.demo.programs import binaries, run_program
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import RawZoneError
@@ -102,7 +102,7 @@ def _continue(upgraded: Capturing, version: int) -> None:
     """Follow the guide: the source is refused until a new epoch begins, which has all rows."""
     zone = upgraded.zone
     capture = CdcCapture("test", "pub", (CdcTable("public", "t"),), slot=SLOT)
-    findings = check_capture(upgraded.settings, capture, zone)
+    findings = examine_capture(upgraded.settings, capture, zone)
     assert [each.code for each in findings if each.severity == "error"] == ["source"]
     through = upgraded.captured_through()
     with pytest.raises(RawZoneError, match="pgcdc renew"):
@@ -117,7 +117,7 @@ def _continue(upgraded: Capturing, version: int) -> None:
     upgraded.database.execute("delete from t where id = 1")
     start = upgraded.captured_through()
     upgraded.capture(LsnWindow.of(2, start, upgraded.flush_lsn()))
-    assert "source" not in {each.code for each in check_capture(upgraded.settings, capture, zone)}
+    assert "source" not in {each.code for each in examine_capture(upgraded.settings, capture, zone)}
     order = [(row["epoch"], row["op"]) for row in upgraded.rows() if row["table"]]
     assert order == [(1, "U")] * 10 + [(2, "D")]
 

@@ -12,7 +12,7 @@ import dagster as dg
 import dagster_pyspark.resources
 import pytest
 
-from pgcdc_assets.cli.check import check_snapshot_source
+from pgcdc_assets.cli.check import examine_snapshot_source
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration import resources
 from pgcdc_assets.orchestration.resources import PostgresResource, SparkResource
@@ -31,11 +31,11 @@ def test_a_standby_for_copies_is_named_by_an_environment_variable(
     primary = "host=127.0.0.1 port=1"
     postgres = PostgresResource(capture="shop", conninfo=primary, lock_timeout_ms=7)
     assert postgres.standby_settings(SnapshotPolicy()) is None
-    assert check_snapshot_source(postgres, SnapshotPolicy()) == []
+    assert examine_snapshot_source(postgres, SnapshotPolicy()) == []
     policy = SnapshotPolicy(dsn_env="SHOP_STANDBY")
     with pytest.raises(ConfigurationError, match="SHOP_STANDBY, which is not set"):
         postgres.standby_settings(policy)
-    [finding] = check_snapshot_source(postgres, policy)
+    [finding] = examine_snapshot_source(postgres, policy)
     assert (finding.code, finding.severity) == ("snapshot_standby", "error")
     assert (
         "snapshot.dsn_env names the environment variable SHOP_STANDBY, which is not set"
@@ -43,7 +43,7 @@ def test_a_standby_for_copies_is_named_by_an_environment_variable(
     )
     for value in (" ", "postgresql://bob:secret@[host", "host='secret"):
         monkeypatch.setenv("SHOP_STANDBY", value)
-        [finding] = check_snapshot_source(postgres, policy)
+        [finding] = examine_snapshot_source(postgres, policy)
         assert (finding.code, finding.severity) == ("snapshot_standby", "error")
         assert "SHOP_STANDBY" in finding.message
         assert "secret" not in finding.message

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pgcdc_assets.cli.check import check_folders
+from pgcdc_assets.cli.check import examine_folders
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.merge.build_tasks import build_tasks
@@ -41,7 +41,7 @@ def test_a_file_system_that_distinguishes_case_has_both_tables(tmp_path: Path) -
     lake = Lake(str(tmp_path / "lake"))
     (tmp_path / "lake" / "c" / "scd1" / "public" / "Orders").mkdir(parents=True)
     assert not lake.ignores_case
-    assert list(check_folders(lake, NAMES)) == []
+    assert list(examine_folders(lake, NAMES)) == []
     lake.check_folder("public.orders", lake.path("c", "scd1", "public", "orders"))
     assert not Lake("s3://bucket/lake").ignores_case
 
@@ -55,7 +55,7 @@ def test_a_file_system_that_ignores_case_has_only_the_first_of_two_tables(
     folder = tmp_path / "lake" / "c" / "scd1" / "public" / twin
     folder.mkdir(parents=True)
     assert lake.ignores_case
-    (finding,) = check_folders(lake, NAMES)
+    (finding,) = examine_folders(lake, NAMES)
     assert (finding.severity, finding.table) == ("error", "public.orders")
     assert "tables public.Orders and public.orders differ only in case" in finding.message
     for accepted in (("public", twin), ("public", "other"), ("new", "orders")):

@@ -171,7 +171,7 @@ def test_landing_and_maintenance_continue_after_a_removal_of_windows(zone: RawZo
 
 
 def test_windows_with_rows_that_another_program_has_deleted_are_removed(zone: RawZone) -> None:
-    """Personal data was deleted by hand. Retention would wait for these rows forever."""
+    """Personal data was deleted by hand. Retention would wait for these rows without end."""
     land_days(zone, 4)
     by_hand = zone.changes.table.load()
     assert by_hand is not None

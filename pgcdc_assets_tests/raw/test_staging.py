@@ -51,7 +51,7 @@ def test_only_old_staging_folders_are_stale(lake: Lake) -> None:
 def test_a_folder_that_cannot_be_removed_does_not_stop_the_removal_of_the_next(
     lake: Lake, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Such as one of another user. Each rebuild and each upkeep would fail."""
+    """Such as one of another user. Each rebuild and each `pgcdc upkeep` would fail."""
     folder = Path(lake.path("test", REBUILD))
     yesterday = (dt.datetime.now(dt.UTC) - 1.5 * DAY).strftime("%Y%m%dT%H%M%SZ")
     fill(str(folder / f"{yesterday}-11111111"))

@@ -17,7 +17,7 @@ import psutil
 
 PREFIX = "pgcdc-test-"
 MEMORY = Path("/dev/shm")
-# A server needs some 100 MB. A container has 64 MB in this folder, unless it is told otherwise.
+# A server needs some 100 MB. A container has 64 MB in this folder by default.
 _LEAST_FREE_BYTES = 8 * 2**30
 
 

@@ -397,4 +397,4 @@ class _Crew:
 
 
 class _Ended(Exception):
-    """Ends the activity of an incomplete copy."""
+    """The end of the activity of an incomplete copy."""

@@ -86,8 +86,8 @@ def keep_bag_remainder(bag: DataFrame, fold: Fold, *further: str) -> DataFrame:
         common = f"array({', '.join(compared)})"
         newest = "max_by(tuple, struct(commit_lsn, ordinal)) FILTER (WHERE is_content) AS tuple"
         rows = (
-            bag.selectExpr("*", f"{common} AS told_by")
-            .groupBy(*keys, "told_by")
+            bag.selectExpr("*", f"{common} AS identified_by")
+            .groupBy(*keys, "identified_by")
             .agg(*aggregates, F.expr(newest))
         )
     newest_at = ", ".join(f"last.{name}" for name in ("commit_lsn", "ordinal", *rest))

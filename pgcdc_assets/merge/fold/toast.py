@@ -64,34 +64,34 @@ def with_known_values(events: DataFrame, fold: Fold) -> DataFrame:
     )
 
 
-def follow_key_changes(winners: DataFrame, known: DataFrame, fold: Fold) -> DataFrame:
+def follow_key_changes(latest: DataFrame, known: DataFrame, fold: Fold) -> DataFrame:
     """Fill unknown fields of rows that came from another key, and add the origin's key, `origin_0`
     ...
 
     A field that nothing has raises `UNKNOWN_VALUE` during execution.
 
     Args:
-        winners: the events to complete, one or several of a key.
+        latest: the events to complete, one or several of a key.
         known: all events, from `with_known_values`.
     """
-    rows = _follow_key_changes(winners, known, fold)
+    rows = _follow_key_changes(latest, known, fold)
     names = [name for name in rows.columns if name != "unknown"]
     # The row came in this range, and no change since contains the value.
     is_lost = "unknown IS NOT NULL AND stay IS NOT NULL AND NOT is_elsewhere"
     return rows.selectExpr(*names, f"IF({is_lost}, {_error('ARRAY<INT>')}, unknown) AS unknown")
 
 
-def _follow_key_changes(winners: DataFrame, known: DataFrame, fold: Fold) -> DataFrame:
+def _follow_key_changes(latest: DataFrame, known: DataFrame, fold: Fold) -> DataFrame:
     keys, origin = fold.key_columns, fold.named("origin", "origin_rescued")
-    nothing = [f"CAST(NULL AS {winners.schema[k].dataType.simpleString()})" for k in keys]
+    nothing = [f"CAST(NULL AS {latest.schema[k].dataType.simpleString()})" for k in keys]
     empty = [f"{null} AS {o}" for null, o in zip(nothing, origin, strict=True)]
     empty.append("false AS is_elsewhere")
     if not fold.stats.has_old_tuples:
-        return winners.selectExpr("*", *empty)
+        return latest.selectExpr("*", *empty)
     travels = f"(unknown IS NOT NULL AND {_IS_MOVED})"
-    settled = winners.where(f"NOT {travels}").selectExpr("*", *empty)
-    names = winners.columns
-    moving = winners.where(travels).selectExpr("*", f"{_BEGAN} AS at", "false AS has_left")
+    settled = latest.where(f"NOT {travels}").selectExpr("*", *empty)
+    names = latest.columns
+    moving = latest.where(travels).selectExpr("*", f"{_BEGAN} AS at", "false AS has_left")
     left = known.where(_HAS_LEFT).selectExpr(*names, f"{_HERE} AS at", "true AS has_left")
     chains = moving.unionByName(left).join(_find_chains(known), on="at")
     past = f"OVER (PARTITION BY chain {_PAST})"

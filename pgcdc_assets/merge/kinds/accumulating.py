@@ -28,7 +28,7 @@ from pgcdc_assets.tables.state import ScdState
 
 @dataclass(frozen=True)
 class AccumulatingTable(TableKind):
-    """Writes a table to which a later snapshot adds its differences, such as a history."""
+    """The writer of a table to which a later snapshot adds its differences, such as a history."""
 
     shows_the_past: ClassVar[bool] = True
 

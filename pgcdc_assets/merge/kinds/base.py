@@ -89,7 +89,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class TableKind(ABC):
-    """Writes one SCD table. Each method makes at most one commit with rows, which carries a step.
+    """The writer of one SCD table. Each method makes at most one commit with rows, as a step.
 
     Changed and added columns are commits of their own before the rows.
 

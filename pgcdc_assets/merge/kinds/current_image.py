@@ -61,15 +61,15 @@ def fold_changes(changes: DataFrame, fold: Fold, stored: DataFrame | None) -> Da
     keep = [*fold.key_columns, "commit_lsn AS lsn", "ordinal", "commit_ts", "is_content"]
     if not fold.unknown:
         if fold.stats.is_full:
-            winners = keep_bag_remainder(build_bag(changes, fold), fold)
+            latest = keep_bag_remainder(build_bag(changes, fold), fold)
         else:
-            winners = keep_newest_per_key(build_events(changes, fold), fold)
-        return type_columns(winners, fold.schema, lambda i: f"tuple[{i}]", keep)
+            latest = keep_newest_per_key(build_events(changes, fold), fold)
+        return type_columns(latest, fold.schema, lambda i: f"tuple[{i}]", keep)
     events = with_known_values(build_events(changes, fold), fold)
-    winners = follow_key_changes(keep_newest_per_key(events, fold), events, fold)
+    latest = follow_key_changes(keep_newest_per_key(events, fold), events, fold)
     origin = fold.named("origin", "origin_rescued")
     rows = type_columns(
-        winners, fold.schema, fold.known_text, [*keep, "unknown", "is_elsewhere", *origin]
+        latest, fold.schema, fold.known_text, [*keep, "unknown", "is_elsewhere", *origin]
     )
     if stored is None or not fold.stats.has_old_tuples:
         return rows
@@ -229,7 +229,7 @@ class WholeTable:
 
 @dataclass(frozen=True)
 class CurrentImage(TableKind):
-    """Writes a current image."""
+    """The writer of a current image."""
 
     @property
     def merges_snapshot_with_changes(self) -> bool:

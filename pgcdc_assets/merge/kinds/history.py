@@ -180,7 +180,7 @@ def end_versions_sql(truncate: Truncation, epoch: int) -> str:
 
 @dataclass(frozen=True)
 class History(AccumulatingTable):
-    """Writes a history."""
+    """The writer of a history."""
 
     system: ClassVar[SystemColumns] = SCD2_COLUMNS
     partitioned_by: ClassVar[tuple[str, ...]] = PARTITIONED_BY

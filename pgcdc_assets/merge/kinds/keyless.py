@@ -39,7 +39,7 @@ _COLUMNS = ("rescued", "lsn", "ordinal", "commit_ts", "is_content")
 
 @dataclass(frozen=True)
 class KeylessBag(TableKind):
-    """Writes the rows as a multiset, each as often as the source has it."""
+    """The writer of the rows as a multiset, each as often as the source has it."""
 
     def apply_snapshot(self, state: ScdState | None, snapshot: Snapshot, step: Step) -> Counts:
         """Replace the contents."""
@@ -75,7 +75,7 @@ class KeylessBag(TableKind):
 
 @dataclass(frozen=True)
 class KeylessLog(TableKind):
-    """Writes a log: appends every change as a row."""
+    """The writer of a log: every change is appended as a row."""
 
     system: ClassVar[SystemColumns] = CHANGE_LOG_COLUMNS
     row_condition: ClassVar[str] = "t._op <> 'T'"

@@ -147,7 +147,7 @@ def mark_deleted_sql(truncate: Truncation) -> str:
 
 @dataclass(frozen=True)
 class SoftDeletes(AccumulatingTable):
-    """Writes a current image with soft deletes."""
+    """The writer of a current image with soft deletes."""
 
     system: ClassVar[SystemColumns] = SOFT_DELETE_COLUMNS
 

@@ -120,7 +120,7 @@ class _Touched:
 
 @dataclass
 class MergeChecks:
-    """Checks the tables of a merge step when their reports arrive.
+    """The checks of a merge step's tables, made when their reports arrive.
 
     A history is compared with SCD1. If the step merges both, the check waits for both reports.
 

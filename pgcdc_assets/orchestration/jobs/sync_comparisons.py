@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.errors import FailedRun, PgcdcError
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.orchestration.jobs.sync_report import SyncReport
 from pgcdc_assets.orchestration.project.code_location import LoadedCapture
-from pgcdc_assets.orchestration.runs.errors import FailedRun, join_errors
+from pgcdc_assets.orchestration.runs.errors import join_errors
 from pgcdc_assets.orchestration.state import find_uncertain_tables
 from pgcdc_assets.raw.relations.uncertain_values import not_comparable
 from pgcdc_assets.verify import (

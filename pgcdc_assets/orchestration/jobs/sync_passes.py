@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pgcdc_assets.capture.schema_watch import poll_catalog
-from pgcdc_assets.errors import PgcdcError
+from pgcdc_assets.errors import FailedRun, PgcdcError
 from pgcdc_assets.orchestration.jobs.sync_report import SyncReport
 from pgcdc_assets.orchestration.project.code_location import LoadedCapture
-from pgcdc_assets.orchestration.runs.errors import FailedRun
 from pgcdc_assets.orchestration.runs.partial_request import PartialRequest
 from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress
 from pgcdc_assets.policies import FOLLOW

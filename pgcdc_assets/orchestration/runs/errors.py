@@ -11,6 +11,7 @@ from dagster_shared.error import SerializableErrorInfo
 from pgcdc_assets.errors import (
     ConfigurationError,
     DefiniteError,
+    FailedRun,
     PgcdcError,
     TransientError,
     error_named,
@@ -20,37 +21,6 @@ from pgcdc_assets.errors import (
 _WORST_FIRST = [
     kind.exit_status for kind in (DefiniteError, ConfigurationError, PgcdcError, TransientError)
 ]
-
-
-class FailedRun(PgcdcError):
-    """An error that was read from a run's events: its sentence and its exit status.
-
-    Attributes:
-        relation: the table of the error; empty: unknown, or several.
-        run_id: the run.
-        kind: name of the class of the error in the run.
-    """
-
-    relation: str = ""
-    run_id: str = ""
-    kind: str = ""
-
-    @classmethod
-    def of(cls, kind: type[PgcdcError], sentence: str, run_id: str) -> PgcdcError:
-        """Build the error of one run."""
-        error = cls(reason=sentence, run_id=run_id, kind=kind.__name__)
-        error.__dict__["exit_status"] = kind.exit_status
-        return error
-
-    @classmethod
-    def like(cls, other: PgcdcError, sentence: str) -> PgcdcError:
-        """Return an error with the table, the run and the exit status of another error."""
-        relation = str(other.facts.get("relation") or "")
-        error = cls(reason=sentence, relation=relation)
-        if isinstance(other, FailedRun):
-            error.run_id, error.kind = other.run_id, other.kind
-        error.__dict__["exit_status"] = other.exit_status
-        return error
 
 
 def name_tables(what: str, tables: Collection[str], error: PgcdcError) -> PgcdcError:

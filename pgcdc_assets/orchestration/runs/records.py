@@ -12,7 +12,7 @@ from dagster import DagsterRun, DagsterRunStatus, RunRecord, RunsFilter
 from dagster._core.execution.stats import StepEventStatus
 from dagster._core.storage.tags import MAX_RETRIES_TAG
 
-from pgcdc_assets.orchestration.names import Work
+from pgcdc_assets.orchestration.names import PooledStep
 from pgcdc_assets.orchestration.runs.claims import PROCESS_TAG, last_heartbeat
 
 CAPTURE_TAG = "pgcdc/capture"
@@ -75,7 +75,7 @@ def requested_tags(capture: str, purpose: str) -> dict[str, str]:
 
 
 def find_unfinished(
-    instance: dg.DagsterInstance, work: Work, keys: Collection[dg.AssetKey]
+    instance: dg.DagsterInstance, work: PooledStep, keys: Collection[dg.AssetKey]
 ) -> DagsterRun | None:
     """Find a queued or running run that materialises the assets; see `unfinished_runs`."""
     found = next(unfinished_runs(instance, work, keys), None)
@@ -83,7 +83,7 @@ def find_unfinished(
 
 
 def unfinished_runs(
-    instance: dg.DagsterInstance, work: Work, keys: Collection[dg.AssetKey]
+    instance: dg.DagsterInstance, work: PooledStep, keys: Collection[dg.AssetKey]
 ) -> Iterator[RunRecord]:
     """Yield the queued and running runs that materialise the assets, the newest first.
 
@@ -109,7 +109,7 @@ def find_unfinished_of_job(instance: dg.DagsterInstance, job: str) -> DagsterRun
 
 
 def is_materialising(
-    instance: dg.DagsterInstance, run: DagsterRun, work: Work, keys: Collection[dg.AssetKey]
+    instance: dg.DagsterInstance, run: DagsterRun, work: PooledStep, keys: Collection[dg.AssetKey]
 ) -> bool:
     """Return whether an unfinished run of any job materialises one of the assets of a step.
 

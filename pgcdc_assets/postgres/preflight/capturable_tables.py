@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pgcdc_assets.postgres.catalog.publication import read_publication
 from pgcdc_assets.postgres.catalog.relations import published_relations
-from pgcdc_assets.postgres.preflight.tables import check_tables
+from pgcdc_assets.postgres.preflight.tables import examine_tables
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.table_name import TableName
 
@@ -61,7 +61,7 @@ def read_capturable_tables(
         cursor.execute(_ROLE)
         role, closed_schemas = cursor.fetchone() or ("", [])
     errors: dict[str, list[str]] = {}
-    for finding in check_tables(conn, published, None, keys, role, {}):
+    for finding in examine_tables(conn, published, None, keys, role, {}):
         if finding.severity == "error" and finding.table is not None:
             errors.setdefault(finding.table, []).append(str(finding))
     tables = []

@@ -48,7 +48,7 @@ def read_generated(conn: Connection, publication: str) -> dict[int, dict[str, st
         return found
 
 
-def check_generated(
+def examine_generated(
     conn: Connection, publication: str, relation: Relation, generated: Mapping[str, str]
 ) -> Iterator[Finding]:
     """Yield a warning for the generated columns that the publication does not send."""
@@ -74,7 +74,7 @@ def check_generated(
     )
 
 
-def check_key(conn: Connection, relation: Relation, key: Sequence[str]) -> Iterator[Finding]:
+def examine_key(conn: Connection, relation: Relation, key: Sequence[str]) -> Iterator[Finding]:
     """Yield errors for the columns of a declared key that are not published or may be NULL.
 
     The check for NULL is necessary with REPLICA IDENTITY FULL only. With another replica identity
@@ -111,7 +111,7 @@ def _read_nullable(conn: Connection, relation: Relation, names: Sequence[str]) -
         return [name for (name,) in cursor]
 
 
-def check_undeclared(
+def examine_undeclared(
     published: Sequence[str], declared: Sequence[str], publication: str
 ) -> Iterator[Finding]:
     """Yield a warning for the tables that are published and not declared."""

@@ -23,7 +23,7 @@ select inet_server_addr()::text,
 """
 
 
-def check_encryption(conn: Connection, settings: ConnectionSettings) -> Iterator[Finding]:
+def examine_encryption(conn: Connection, settings: ConnectionSettings) -> Iterator[Finding]:
     """Yield a warning if the connection is not encrypted although sslmode asks for encryption.
 
     The default `prefer` asks for none over a Unix socket or a loopback address.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _CODE = "heartbeat"
 
 
-def check_heartbeat(
+def examine_heartbeat(
     conn: Connection, policy: HeartbeatPolicy | None, publication: str, *, in_recovery: bool
 ) -> Iterator[Finding]:
     """Yield a finding about the heartbeats, if the settings ask for them.

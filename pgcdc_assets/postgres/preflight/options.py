@@ -49,7 +49,7 @@ select n.nspname, c.relname
 _NAMED = 3
 
 
-def check_options(conn: Connection, slot: SlotPolicy, stream: StreamPolicy) -> Iterator[Finding]:
+def examine_options(conn: Connection, slot: SlotPolicy, stream: StreamPolicy) -> Iterator[Finding]:
     """Yield a finding per option that the server does not have, or that lacks a companion."""
     version = conn.server_version // 10000
     _, first = STREAMING_VERSIONS[Streaming(stream.streaming)]
@@ -85,7 +85,7 @@ def check_options(conn: Connection, slot: SlotPolicy, stream: StreamPolicy) -> I
         )
 
 
-def check_subscribed_tables(
+def examine_subscribed_tables(
     conn: Connection, publication: str, stream: StreamPolicy
 ) -> Iterator[Finding]:
     """Yield a warning if `stream.origin: none` leaves out what fills a table of the publication."""

@@ -64,7 +64,7 @@ def read_unsent_heirs(
         return dict(cursor.fetchall())
 
 
-def check_unsent_heirs(
+def examine_unsent_heirs(
     publication: Publication, relation: Relation, names: Sequence[str]
 ) -> Iterator[Finding]:
     """Yield a warning for unpublished tables that inherit from a table."""
@@ -81,7 +81,7 @@ def check_unsent_heirs(
         )
 
 
-def check_unsent_partitions(
+def examine_unsent_partitions(
     publication: Publication, relation: Relation, names: Sequence[str]
 ) -> Iterator[Finding]:
     """Yield a warning for the partitions of a table whose changes Postgres does not send."""

@@ -189,7 +189,7 @@ def are_identities_usable(
     return {
         table.relation.relation_id: not any(
             finding.code == _IDENTITY
-            for finding in check_identity(
+            for finding in examine_identity(
                 published, table, identities[table.relation.relation_id], has_declared_key=True
             )
         )
@@ -197,7 +197,7 @@ def are_identities_usable(
     }
 
 
-def check_identity(
+def examine_identity(
     publication: Publication, table: PublishedTable, identity: Identity, has_declared_key: bool
 ) -> Iterator[Finding]:
     """Yield findings about the replica identity, the row filter and the key of a table.

@@ -11,16 +11,16 @@ from collections.abc import Mapping, Sequence
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.postgres.catalog.publication import read_publication
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
-from pgcdc_assets.postgres.preflight.encryption import check_encryption
+from pgcdc_assets.postgres.preflight.encryption import examine_encryption
 from pgcdc_assets.postgres.preflight.finding import Finding, raise_errors
 from pgcdc_assets.postgres.preflight.server import (
-    check_replication,
-    check_server,
-    check_slot,
+    examine_replication,
+    examine_server,
+    examine_slot,
     read_server,
 )
-from pgcdc_assets.postgres.preflight.tables import check_tables
-from pgcdc_assets.postgres.preflight.two_phase import check_prepared_transactions
+from pgcdc_assets.postgres.preflight.tables import examine_tables
+from pgcdc_assets.postgres.preflight.two_phase import examine_prepared_transactions
 from pgcdc_assets.table_name import TableName
 
 __all__ = ["Finding", "raise_errors", "run_preflight"]
@@ -60,16 +60,16 @@ def run_preflight(
     with query_connection(settings, "check") as conn:
         server = read_server(conn)
         findings = [
-            *check_server(server),
-            *check_encryption(conn, settings),
-            *check_replication(settings, server),
+            *examine_server(server),
+            *examine_encryption(conn, settings),
+            *examine_replication(settings, server),
         ]
         try:
             published = read_publication(conn, publication, tables or (), settings.renewal)
         except ConfigurationError as error:
             findings.append(Finding("publication", "error", str(error)))
         else:
-            findings += check_tables(
+            findings += examine_tables(
                 conn,
                 published,
                 tables,
@@ -78,8 +78,8 @@ def run_preflight(
                 relation_ids or {},
                 may_be_empty=may_be_empty,
             )
-        findings += check_slot(conn, server, slot, is_slot_ours, settings.name)
-        findings += check_prepared_transactions(
+        findings += examine_slot(conn, server, slot, is_slot_ours, settings.name)
+        findings += examine_prepared_transactions(
             conn, slot, server.version, two_phase=two_phase, is_known=is_slot_known
         )
     return findings

@@ -120,7 +120,7 @@ def _check_minor(server: Server) -> Finding:
     )
 
 
-def check_server(server: Server) -> Iterator[Finding]:
+def examine_server(server: Server) -> Iterator[Finding]:
     """Yield findings about version, recovery, wal_level and timeouts."""
     if server.version < _OLDEST_VERSION:
         yield Finding(
@@ -214,7 +214,7 @@ def _check_feedback(server: Server) -> Iterator[Finding]:
         )
 
 
-def check_replication(settings: ConnectionSettings, server: Server) -> Iterator[Finding]:
+def examine_replication(settings: ConnectionSettings, server: Server) -> Iterator[Finding]:
     """Yield findings about the REPLICATION privilege, pg_hba.conf and free walsenders.
 
     The check opens a replication connection.
@@ -237,7 +237,7 @@ def check_replication(settings: ConnectionSettings, server: Server) -> Iterator[
     yield Finding("replication", "ok", f"Role {server.role} may replicate; a walsender is free.")
 
 
-def check_slot(
+def examine_slot(
     conn: Connection, server: Server, slot: str, is_ours: bool = True, capture: str = ""
 ) -> Iterator[Finding]:
     """Yield findings about the slot, or about its creation if the slot does not exist.
@@ -310,7 +310,7 @@ def _check_room(server: Server, *, needs_slot: bool, is_streaming: bool) -> Iter
                 remedy,
             )
     free_walsenders = server.max_walsenders - server.walsender_count
-    # Without a free walsender check_replication has reported an error already.
+    # Without a free walsender examine_replication has reported an error already.
     if 0 < free_walsenders < 2 - is_streaming:
         yield Finding(
             "walsenders",

@@ -21,7 +21,7 @@ select pg_catalog.has_function_privilege('pg_catalog.pg_log_standby_snapshot()',
 """
 
 
-def check_slot_primary(
+def examine_slot_primary(
     conn: Connection, settings: ConnectionSettings, slot: str
 ) -> Iterator[Finding]:
     """Yield findings about the primary of a source on a standby.

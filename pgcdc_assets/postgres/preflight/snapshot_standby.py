@@ -22,7 +22,7 @@ select pg_last_wal_replay_lsn()::text, pg_is_wal_replay_paused(),
 """
 
 
-def check_snapshot_standby(
+def examine_snapshot_standby(
     primary: ConnectionSettings, standby: ConnectionSettings
 ) -> list[Finding]:
     """Return the findings about a standby that copies read from (`snapshot.dsn_env`)."""

@@ -9,19 +9,19 @@ from pgcdc_assets.postgres.catalog.moved_tables import find_declared_table
 from pgcdc_assets.postgres.catalog.publication import Publication, explain_unpublished
 from pgcdc_assets.postgres.catalog.relations import published_tables
 from pgcdc_assets.postgres.preflight.columns import (
-    check_generated,
-    check_key,
-    check_undeclared,
+    examine_generated,
+    examine_key,
+    examine_undeclared,
     read_generated,
 )
 from pgcdc_assets.postgres.preflight.finding import Finding
 from pgcdc_assets.postgres.preflight.partitions import (
-    check_unsent_heirs,
-    check_unsent_partitions,
+    examine_unsent_heirs,
+    examine_unsent_partitions,
     read_unsent_heirs,
     read_unsent_partitions,
 )
-from pgcdc_assets.postgres.preflight.replica_identity import check_identity, read_identities
+from pgcdc_assets.postgres.preflight.replica_identity import examine_identity, read_identities
 from pgcdc_assets.table_name import TableName, quoted
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class _Access(NamedTuple):
     readable: list[str]
 
 
-def check_publication(
+def examine_publication(
     publication: Publication, table_count: int, *, may_be_empty: bool = False
 ) -> Iterator[Finding]:
     """Yield findings about the published operations and the number of tables.
@@ -86,7 +86,7 @@ def check_publication(
         yield Finding("publication", "ok", f"Publication {name} has {table_count} tables.")
 
 
-def check_tables(
+def examine_tables(
     conn: Connection,
     publication: Publication,
     tables: Sequence[TableName] | None,
@@ -109,7 +109,7 @@ def check_tables(
     """
     members = published_tables(conn, publication.name, has_filters=False)
     published = {table.relation.name: table for table in members}
-    yield from check_publication(publication, len(published), may_be_empty=may_be_empty)
+    yield from examine_publication(publication, len(published), may_be_empty=may_be_empty)
     relation_ids = [table.relation.relation_id for table in published.values()]
     access = _read_access(conn, relation_ids)
     identities = read_identities(conn, publication, relation_ids)
@@ -124,7 +124,7 @@ def check_tables(
     if tables is not None:
         names = [str(name) for name in published]
         declared = [str(f.relation.name if f else name) for name, f in found_as.items()]
-        yield from check_undeclared(names, declared, publication.name)
+        yield from examine_undeclared(names, declared, publication.name)
     for name in wanted:
         found, shown = found_as[name], str(name)
         if found is None:
@@ -133,15 +133,15 @@ def check_tables(
             continue
         relation_id = found.relation.relation_id
         findings = [
-            *check_identity(publication, found, identities[relation_id], name in keys),
-            *check_key(conn, found.relation, keys.get(name, ())),
+            *examine_identity(publication, found, identities[relation_id], name in keys),
+            *examine_key(conn, found.relation, keys.get(name, ())),
             *_check_access(publication, found.relation, access[relation_id], quoted(role)),
-            *check_unsent_partitions(publication, found.relation, unsent.get(relation_id, ())),
-            *check_unsent_heirs(publication, found.relation, heirs.get(relation_id, ())),
+            *examine_unsent_partitions(publication, found.relation, unsent.get(relation_id, ())),
+            *examine_unsent_heirs(publication, found.relation, heirs.get(relation_id, ())),
         ]
         if not any(finding.code == "generated_column" for finding in findings):
             columns = generated.get(relation_id, {})
-            findings += check_generated(conn, publication.name, found.relation, columns)
+            findings += examine_generated(conn, publication.name, found.relation, columns)
         if not findings and not access[relation_id].schema_usage:
             continue
         source = found.relation.name

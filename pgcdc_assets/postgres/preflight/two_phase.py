@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _FIRST_VERSION = 150000
 
 
-def check_prepared_transactions(
+def examine_prepared_transactions(
     conn: Connection, slot: str, version: int, *, two_phase: bool, is_known: bool
 ) -> Iterator[Finding]:
     """Yield findings about `stream.two_phase`, and about forgotten prepared transactions.

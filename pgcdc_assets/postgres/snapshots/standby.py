@@ -195,7 +195,7 @@ def _wait_for_replay(
     conn: Connection, primary: ConnectionSettings, standby: ConnectionSettings, target: Lsn
 ) -> None:
     began = time.monotonic()
-    is_told = False
+    is_reported = False
     while (replayed := read_current_lsn(conn)) < target:
         seconds = time.monotonic() - began
         if seconds > _REPLAY_SECONDS:
@@ -204,8 +204,8 @@ def _wait_for_replay(
                 f"{primary.describe()} was at {target} {seconds:.0f} s ago: "
                 f"{describe_delay(conn, target - replayed)}"
             )
-        if seconds > 1 and not is_told:
-            is_told = True
+        if seconds > 1 and not is_reported:
+            is_reported = True
             _logger.info(
                 "Waiting until %s, at %s, has replayed %s", standby.describe(), replayed, target
             )

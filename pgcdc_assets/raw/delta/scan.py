@@ -182,11 +182,11 @@ class ChangeFiles:
     Attributes:
         addresses: paths or URIs of Parquet files with all columns of `raw/changes`. A reader does
             not need the Delta log.
-        lie_inside: all changes in the files are inside the range, by the log's statistics.
+        are_inside: all changes in the files are inside the range, by the log's statistics.
     """
 
     addresses: tuple[str, ...]
-    lie_inside: bool
+    are_inside: bool
 
 
 def change_files(
@@ -199,12 +199,12 @@ def change_files(
     """
     loaded = loaded or table.newest()
     files = [] if loaded is None else files_between(data_files(loaded), epoch, start, end)
-    lie_inside = all(
+    are_inside = all(
         file.minimum.get("commit_lsn", start - 1) >= start
         and file.maximum.get("commit_lsn", end) < end
         for file in files
     )
-    return ChangeFiles(tuple(f"{table.uri}/{file.stored_path}" for file in files), lie_inside)
+    return ChangeFiles(tuple(f"{table.uri}/{file.stored_path}" for file in files), are_inside)
 
 
 def scan(

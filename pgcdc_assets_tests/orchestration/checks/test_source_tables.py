@@ -7,7 +7,7 @@ from dataclasses import replace
 import dagster as dg
 import pytest
 
-from pgcdc_assets.cli.check import check_capture
+from pgcdc_assets.cli.check import examine_capture
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.orchestration.checks.raw import SOURCE_TABLE
 from pgcdc_assets.orchestration.sensors import lag_observation
@@ -62,7 +62,7 @@ def test_the_check_shows_a_new_name_and_fails_if_another_table_has_the_old_name(
     assert observed is not None
     assert observed.metadata["renamed_tables"].value == "public.a is named public.z now"
     assert observed.metadata["moved_tables"].value == "none"
-    findings = check_capture(both_kinds.database.settings(), both_kinds.capture, both_kinds.zone)
+    findings = examine_capture(both_kinds.database.settings(), both_kinds.capture, both_kinds.zone)
     (ready,) = [finding for finding in findings if finding.table == "public.a"]
     assert ready.message == "Table public.a is ready, and is named public.z at the source."
     assert not [finding for finding in findings if finding.code == "undeclared"]

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from pgcdc_assets.errors import ConfigurationError, MergeConflict, PgcdcError, TransientError
-from pgcdc_assets.orchestration.runs.errors import FailedRun, join_errors, name_tables
+from pgcdc_assets.errors import (
+    ConfigurationError,
+    FailedRun,
+    MergeConflict,
+    PgcdcError,
+    TransientError,
+)
+from pgcdc_assets.orchestration.runs.errors import join_errors, name_tables
 
 
 def test_one_error_is_returned_unchanged() -> None:

@@ -114,7 +114,7 @@ def test_a_list_without_tables_is_stored_once(database: Database, lake: Lake) ->
 def test_a_renamed_table_is_followed_before_its_snapshot_in_a_new_epoch(
     database: Database, lake: Lake
 ) -> None:
-    """F8: the snapshots of a new epoch may take hours, and the catalog changes meanwhile."""
+    """F8: the snapshots of a new epoch may take hours, and the catalog changes in this time."""
     database.execute("create table a (id int primary key); create publication pub for all tables")
     zone, settings, slot = RawZone(lake, NAME), database.settings(), f"s_{database.name}"
     snapshot_tables(settings, zone, slot, "pub", [TableName("public", "a")])

@@ -203,7 +203,7 @@ def test_a_window_that_can_never_be_landed_does_not_stop_the_capture(
 def test_a_server_whose_wal_ends_below_the_captured_range_fails_the_tick(
     orchestrated: Orchestrated,
 ) -> None:
-    """A window that was never captured stands for a restored server; no timeline is compared.
+    """A window that was never captured is as of a restored server; no timeline is compared.
 
     `capture/test_failover.py` promotes a standby that lacks WAL.
     """

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgcdc_assets.cli import main, status
-from pgcdc_assets.cli.check import check_capture
+from pgcdc_assets.cli.check import examine_capture
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import RawZoneError
 from pgcdc_assets.merge import rebuild_table
@@ -105,7 +105,7 @@ def test_nothing_is_captured_while_tables_are_ahead_of_the_raw_zone(
     monkeypatch.setattr(status, "load_location", lambda module: restarted.location)
     assert main(["status"]) == 0
     assert f"PROBLEM {found.value}" in capsys.readouterr().out
-    findings = check_capture(database.settings(), restarted.capture, zone)
+    findings = examine_capture(database.settings(), restarted.capture, zone)
     errors = [finding for finding in findings if finding.severity == "error"]
     assert [(error.code, str(error)) for error in errors] == [("restored", str(found.value))]
 

@@ -13,7 +13,7 @@ from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
 from pgcdc_assets.errors import ConfigurationError, ConnectionLost
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.preflight.run import raise_errors
-from pgcdc_assets.postgres.preflight.server import check_server, read_server
+from pgcdc_assets.postgres.preflight.server import examine_server, read_server
 from pgcdc_assets.postgres.slots.status import create_slot, read_slot_status
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.handover import streamed_changes
@@ -123,7 +123,7 @@ def test_a_managed_service_gets_no_statement_that_it_refuses(
         )
         found = {
             finding.code: finding.remedy
-            for finding in check_server(server)
+            for finding in examine_server(server)
             if finding.severity != "ok"
         }
     assert not [remedy for remedy in found.values() if "alter system" in remedy]
@@ -143,7 +143,7 @@ def test_a_minor_version_that_loses_changes_is_a_warning(
 ) -> None:
     with closing(psycopg2.connect(database.conninfo)) as conn:
         server = replace(read_server(conn), version=version, version_text=text)
-    [found] = [each for each in check_server(server) if each.code == "version"]
+    [found] = [each for each in examine_server(server) if each.code == "version"]
     assert (found.severity, text in found.message) == (severity, True)
     assert found.remedy == (
         "Update the server to Postgres 15.13 or newer." if version < 150013 else ""

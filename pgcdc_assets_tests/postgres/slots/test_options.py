@@ -11,7 +11,7 @@ from pgcdc_assets.errors import ConfigurationError, SlotTaken
 from pgcdc_assets.policies import HeartbeatPolicy, SlotPolicy, StreamPolicy
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.heartbeat import create_table_sql
-from pgcdc_assets.postgres.preflight.options import check_options, check_subscribed_tables
+from pgcdc_assets.postgres.preflight.options import examine_options, examine_subscribed_tables
 from pgcdc_assets.postgres.slots.creation import SlotOptions, create_slot
 from pgcdc_assets.postgres.slots.status import SlotStatus, read_slot_status
 from pgcdc_assets.postgres.stream.plugin_options import Origin, PluginOptions
@@ -149,8 +149,8 @@ def test_changes_with_an_origin_are_left_out_on_request(capturing: Capturing) ->
 def test_the_preflight_names_options_that_the_server_lacks(database: Database) -> None:
     stream = StreamPolicy(streaming="parallel", origin="none")
     with query_connection(database.settings(), "test") as conn:
-        found = {each.code: each for each in check_options(conn, FAILOVER, stream)}
-        assert list(check_options(conn, SlotPolicy(), StreamPolicy(streaming="on"))) == []
+        found = {each.code: each for each in examine_options(conn, FAILOVER, stream)}
+        assert list(examine_options(conn, SlotPolicy(), StreamPolicy(streaming="on"))) == []
     version = database.server.version
     errors = {code for code, finding in found.items() if finding.severity == "error"}
     old = {"streaming", "origin"} if version < 16 else set()
@@ -179,8 +179,8 @@ def test_the_preflight_names_tables_whose_replicated_changes_are_left_out(
     )
     try:
         with query_connection(database.settings(), "test") as conn:
-            found = list(check_subscribed_tables(conn, "pub", StreamPolicy(origin="none")))
-            assert list(check_subscribed_tables(conn, "pub", StreamPolicy())) == []
+            found = list(examine_subscribed_tables(conn, "pub", StreamPolicy(origin="none")))
+            assert list(examine_subscribed_tables(conn, "pub", StreamPolicy())) == []
     finally:
         database.execute(f"drop subscription {name}")
     (finding,) = found

@@ -11,7 +11,7 @@ from pgcdc_assets.errors import ConfigurationError, ConnectionLost, SlotLost, Tr
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.preflight.finding import Finding
-from pgcdc_assets.postgres.preflight.slot_primary import check_slot_primary
+from pgcdc_assets.postgres.preflight.slot_primary import examine_slot_primary
 from pgcdc_assets.postgres.slots import standby_creation as standby_slot_creation
 from pgcdc_assets.postgres.slots.creation import create_slot
 from pgcdc_assets.raw.zone import RawZone
@@ -113,7 +113,7 @@ def _check_refusal(
 
 def _find(source: Source, settings: ConnectionSettings) -> list[Finding]:
     with query_connection(settings, "test") as conn:
-        return list(check_slot_primary(conn, settings, _slot(source)))
+        return list(examine_slot_primary(conn, settings, _slot(source)))
 
 
 def _codes(source: Source, settings: ConnectionSettings) -> list[str]:

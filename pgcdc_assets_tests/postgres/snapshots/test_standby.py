@@ -18,7 +18,7 @@ from pgcdc_assets.postgres.catalog.relations import published_tables
 from pgcdc_assets.postgres.connection import connect, query_connection
 from pgcdc_assets.postgres.copy.reader import SnapshotReader, begin_at
 from pgcdc_assets.postgres.copy.transport import copy_chunks
-from pgcdc_assets.postgres.preflight.snapshot_standby import check_snapshot_standby
+from pgcdc_assets.postgres.preflight.snapshot_standby import examine_snapshot_standby
 from pgcdc_assets.postgres.slots.status import create_slot
 from pgcdc_assets.postgres.snapshots import standby as standby_snapshot
 from pgcdc_assets.postgres.snapshots.standby import check_standby, export_standby_snapshot
@@ -172,7 +172,7 @@ def test_a_standby_that_is_behind_or_paused_is_waited_for_with_a_bound(
     monkeypatch.setattr(standby_snapshot, "_REPLAY_SECONDS", 0.3)
     source.standby.execute("select pg_wal_replay_pause()")
     try:
-        [found, paused, _] = check_snapshot_standby(
+        [found, paused, _] = examine_snapshot_standby(
             source.primary.settings(), source.standby.settings()
         )
         assert (found.severity, paused.severity) == ("ok", "warning")
@@ -194,11 +194,11 @@ def test_a_server_that_is_no_standby_of_the_primary_is_refused(
 ) -> None:
     primary, standby = source.primary.settings(), source.standby.settings()
     assert check_standby(primary, standby) == 1
-    [found, feedback] = check_snapshot_standby(primary, standby)
+    [found, feedback] = examine_snapshot_standby(primary, standby)
     assert (found.severity, feedback.severity) == ("ok", "warning")
     assert "hot_standby_feedback = off" in feedback.message
     assert "30s (max_standby_streaming_delay)" in feedback.message
-    [refused] = check_snapshot_standby(primary, primary)
+    [refused] = examine_snapshot_standby(primary, primary)
     assert refused.severity == "error"
     with pytest.raises(ConfigurationError, match=r"is not a standby\. Name"):
         check_standby(primary, primary)

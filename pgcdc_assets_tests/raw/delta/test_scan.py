@@ -10,7 +10,7 @@ from pgcdc_assets_tests.support.raw.rows import transaction, window
 
 
 @pytest.mark.parametrize(
-    ("start", "end", "file_count", "lie_inside"),
+    ("start", "end", "file_count", "are_inside"),
     [
         pytest.param(100, 300, 2, True, id="both windows"),
         pytest.param(100, 200, 1, True, id="one window"),
@@ -22,9 +22,9 @@ from pgcdc_assets_tests.support.raw.rows import transaction, window
     ],
 )
 def test_files_inside_the_range_are_distinguished_from_files_beyond_it(
-    zone: RawZone, start: int, end: int, file_count: int, lie_inside: bool
+    zone: RawZone, start: int, end: int, file_count: int, are_inside: bool
 ) -> None:
     zone.changes.land(window(100, 200), [transaction(110, 3), transaction(150, 2)])
     zone.changes.land(window(200, 300), [transaction(250, 2)])
     files = change_files(zone.changes.table, 1, start, end)
-    assert (len(files.addresses), files.lie_inside) == (file_count, lie_inside)
+    assert (len(files.addresses), files.are_inside) == (file_count, are_inside)
