@@ -27,13 +27,7 @@ SUMMARY: Mapping[str, Sequence[tuple[str, str, str]]] = {
             "CPU of the same over TCP",
             "`pg_recvlogical` to a file",
         ),
-        ("capture_cpu_per_million_changes", "CPU for a million changes over TCP", "limit"),
         ("capture_cpu_tls_vs_tcp", "CPU of the same over TLS", "over TCP"),
-        (
-            "capture_cpu_tls_vs_pg_recvlogical",
-            "CPU of the same over TLS",
-            "`pg_recvlogical` to a file",
-        ),
         (
             "unix_socket_stream_alone_vs_walsender",
             "reading a stream over a Unix socket, without landing",
@@ -75,7 +69,6 @@ SUMMARY: Mapping[str, Sequence[tuple[str, str, str]]] = {
             "copy of a large table over 4 connections, landed",
             "COPY into nothing over 4 connections",
         ),
-        ("table_copy_4_connections_vs_1", "the same", "over 1 connection"),
         (
             "hundred_tables_copy_4_connections_vs_copy_to_nothing",
             "copy of a hundred small tables over 4 connections, landed",
@@ -150,14 +143,7 @@ SUMMARY: Mapping[str, Sequence[tuple[str, str, str]]] = {
             "10 changes in each of 100 tables",
             "MERGEs written by hand",
         ),
-        ("merge_100_tables", "the same", "limit"),
         ("merge_5_of_500_tables", "10 changes in each of 5 of 500 tables", "limit"),
-        ("prepare_1_of_500_tables", "plan of a merge of 500 tables, of which one changed", "limit"),
-        (
-            "merge_sensor_tick_500_tables",
-            "CPU of a tick of the merge sensor, 500 tables",
-            "limit",
-        ),
         (
             "materialisations_1_of_500_tables",
             "materialisations of a run of 500 tables, of which one changed",
@@ -176,13 +162,6 @@ SUMMARY: Mapping[str, Sequence[tuple[str, str, str]]] = {
         (
             "sync_small_server_vs_embedded",
             "`pgcdc sync` of ten changes with a Spark server",
-            "without a server",
-        ),
-        ("sync_small_server", "the same with a Spark server", "limit"),
-        ("sync_small_embedded", "the same without a server", "limit"),
-        (
-            "sync_small_sensors_server_vs_embedded",
-            "sensors in the same sync, with a Spark server",
             "without a server",
         ),
         ("first_merge_8_tables_cold", "first merge of 8 tiny tables in a new process", ""),
