@@ -36,11 +36,11 @@ from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.orchestration.runs.long_runs import poll_seconds
 from pgcdc_assets.orchestration.sensors.next_window import Capture, CaptureProgress, plan_window
-from pgcdc_assets.policies import WindowPolicy
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.maintenance import maintain_raw_zone
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings.policies import WindowPolicy
 from pgcdc_assets.table_name import TableName
 
 _WINDOWS = 5

@@ -31,7 +31,6 @@ from benchmarks.source import log
 from benchmarks.turns import in_turns
 from pgcdc_assets.capture.snapshots.pool import SnapshotFailure, SnapshotPool, SnapshotReport
 from pgcdc_assets.demo.server import UNSAFE_BUT_FAST, EmbeddedServer
-from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.catalog.relations import PublishedTable, published_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.copy.ranges import read_page_counts
@@ -39,6 +38,7 @@ from pgcdc_assets.postgres.copy.reader import Pages, rows_of
 from pgcdc_assets.postgres.slots.status import create_slot
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings.policies import SnapshotPolicy
 
 REPETITIONS = 3
 CONNECTIONS = (1, 2, 4)

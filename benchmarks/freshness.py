@@ -39,9 +39,9 @@ from benchmarks.results import Result
 from benchmarks.scale import roomy_folder, scaled
 from benchmarks.source import log
 from pgcdc_assets.orchestration.project.home import CONFIG
-from pgcdc_assets.policies import WindowPolicy
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings.policies import WindowPolicy
 from pgcdc_assets.spark.server import SparkServer
 from pgcdc_assets.tables.state import table_path
 

@@ -26,8 +26,8 @@ from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.merge.build_tasks import build_tasks
 from pgcdc_assets.merge.task import MergeTask
 from pgcdc_assets.orchestration.sensors import quiet_ticks
-from pgcdc_assets.policies import WindowPolicy
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.settings.policies import WindowPolicy
 from pgcdc_assets.spark.session import spark_session
 
 SIZES = [scaled(size, least=5) for size in (10, 100, 500)]

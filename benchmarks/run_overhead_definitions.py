@@ -2,7 +2,7 @@
 
 from benchmarks.freshness_source import NAME, PUBLICATION, TABLE
 from pgcdc_assets import CdcCapture, CdcTable, build_cdc_definitions
-from pgcdc_assets.policies import WindowPolicy
+from pgcdc_assets.settings.policies import WindowPolicy
 
 CAPTURE = CdcCapture(
     NAME, PUBLICATION, (CdcTable("public", TABLE),), windows=WindowPolicy(run_seconds=0)

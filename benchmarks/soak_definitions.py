@@ -22,9 +22,9 @@ from benchmarks.freshness_source import PUBLICATION, table_names
 from benchmarks.scale import SCALE, scaled
 from pgcdc_assets import CdcCapture, CdcTable, build_cdc_definitions
 from pgcdc_assets.orchestration import partitions
-from pgcdc_assets.policies import RetentionPolicy, WindowPolicy
 from pgcdc_assets.raw import changes
 from pgcdc_assets.raw.delta import table, vacuum
+from pgcdc_assets.settings.policies import RetentionPolicy, WindowPolicy
 from pgcdc_assets.tables import maintenance
 from pgcdc_assets.tables.properties import LOG_RETENTION
 

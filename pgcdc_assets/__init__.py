@@ -10,14 +10,15 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pgcdc_assets.catalog_policy import CatalogPolicy
     from pgcdc_assets.lsn import Lsn, LsnWindow
     from pgcdc_assets.orchestration.automation import on_new_merges
     from pgcdc_assets.orchestration.build import build_cdc_definitions
     from pgcdc_assets.orchestration.component import PostgresCdcComponent
     from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
     from pgcdc_assets.orchestration.translator import PgcdcTranslator
-    from pgcdc_assets.policies import (
+    from pgcdc_assets.settings import CdcCapture, CdcTable
+    from pgcdc_assets.settings.catalog import CatalogPolicy
+    from pgcdc_assets.settings.policies import (
         CheckPolicy,
         HeartbeatPolicy,
         MessagePolicy,
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
         StreamPolicy,
         WindowPolicy,
     )
-    from pgcdc_assets.settings import CdcCapture, CdcTable
-    from pgcdc_assets.table_selection import TableSelection
+    from pgcdc_assets.settings.selection import TableSelection
 
 __version__ = "0.1.0"
 
@@ -58,25 +58,25 @@ __all__ = [
 ]
 
 _MODULES = {
-    "CatalogPolicy": "pgcdc_assets.catalog_policy",
+    "CatalogPolicy": "pgcdc_assets.settings.catalog",
     "CdcCapture": "pgcdc_assets.settings",
     "CdcTable": "pgcdc_assets.settings",
-    "CheckPolicy": "pgcdc_assets.policies",
-    "HeartbeatPolicy": "pgcdc_assets.policies",
+    "CheckPolicy": "pgcdc_assets.settings.policies",
+    "HeartbeatPolicy": "pgcdc_assets.settings.policies",
     "LakeResource": "pgcdc_assets.orchestration.resources",
     "Lsn": "pgcdc_assets.lsn",
     "LsnWindow": "pgcdc_assets.lsn",
-    "MessagePolicy": "pgcdc_assets.policies",
+    "MessagePolicy": "pgcdc_assets.settings.policies",
     "PgcdcTranslator": "pgcdc_assets.orchestration.translator",
     "PostgresCdcComponent": "pgcdc_assets.orchestration.component",
     "PostgresResource": "pgcdc_assets.orchestration.resources",
-    "RetentionPolicy": "pgcdc_assets.policies",
+    "RetentionPolicy": "pgcdc_assets.settings.policies",
     "SparkResource": "pgcdc_assets.orchestration.resources",
-    "StepLimit": "pgcdc_assets.policies",
-    "SnapshotPolicy": "pgcdc_assets.policies",
-    "StreamPolicy": "pgcdc_assets.policies",
-    "TableSelection": "pgcdc_assets.table_selection",
-    "WindowPolicy": "pgcdc_assets.policies",
+    "StepLimit": "pgcdc_assets.settings.policies",
+    "SnapshotPolicy": "pgcdc_assets.settings.policies",
+    "StreamPolicy": "pgcdc_assets.settings.policies",
+    "TableSelection": "pgcdc_assets.settings.selection",
+    "WindowPolicy": "pgcdc_assets.settings.policies",
     "build_cdc_definitions": "pgcdc_assets.orchestration.build",
     "on_new_merges": "pgcdc_assets.orchestration.automation",
 }

@@ -28,7 +28,6 @@ from pgcdc_assets.errors import (
     renewal_command,
 )
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.policies import SlotPolicy
 from pgcdc_assets.postgres.catalog.publication import read_publication
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.heartbeat import HeartbeatRow
@@ -52,6 +51,7 @@ from pgcdc_assets.postgres.wal.timelines import (
     server_timeline,
 )
 from pgcdc_assets.raw.epochs import Epoch
+from pgcdc_assets.settings.policies import SlotPolicy
 
 if TYPE_CHECKING:
     from pgcdc_assets.raw.zone import RawZone

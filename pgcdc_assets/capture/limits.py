@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from pgcdc_assets.errors import PgcdcError
-from pgcdc_assets.policies import HeartbeatPolicy, MessagePolicy
 from pgcdc_assets.postgres.stream.request import StreamSettings
+from pgcdc_assets.settings.policies import HeartbeatPolicy, MessagePolicy
 
 _FIRST_PAUSE_SECONDS = 0.1
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import ConfigurationError, RawZoneError, TransientError, renewal_command
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.policies import HeartbeatPolicy
 from pgcdc_assets.postgres.heartbeat import (
     Heartbeat,
     HeartbeatRow,
@@ -24,6 +23,7 @@ from pgcdc_assets.postgres.heartbeat import (
 )
 from pgcdc_assets.postgres.slots.status import SlotStatus, slot_taken_error
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings.policies import HeartbeatPolicy
 
 if TYPE_CHECKING:
     from pgcdc_assets.postgres.connection import Connection

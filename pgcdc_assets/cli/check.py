@@ -23,7 +23,6 @@ from pgcdc_assets.orchestration.checks.source_tables import find_declared_moves,
 from pgcdc_assets.orchestration.project import home
 from pgcdc_assets.orchestration.resources import PostgresResource
 from pgcdc_assets.orchestration.table_list import look_at_tables
-from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.catalog.relations import published_relations
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.preflight.heartbeat import examine_heartbeat
@@ -39,6 +38,7 @@ from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.table_list import ListedState
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import LONGEST_SLOT, CdcCapture, CdcTable, check_slot_name
+from pgcdc_assets.settings.policies import SnapshotPolicy
 from pgcdc_assets.spark.catalog import check_catalog
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.ahead_of_raw import find_tables_ahead

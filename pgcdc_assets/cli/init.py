@@ -13,7 +13,6 @@ from pgcdc_assets.local import drafted
 from pgcdc_assets.orchestration.project import home
 from pgcdc_assets.orchestration.project.defs_file import check_defs_folders
 from pgcdc_assets.orchestration.project.defs_tables import DefsTables, component_yaml, replace_text
-from pgcdc_assets.policies import SlotPolicy, StreamPolicy
 from pgcdc_assets.postgres.catalog.relations import published_relations
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.preflight.finding import Finding, Severity, raise_errors
@@ -26,7 +25,8 @@ from pgcdc_assets.settings import (
     check_capture_name,
     check_slot_name,
 )
-from pgcdc_assets.table_selection import TableSelection
+from pgcdc_assets.settings.policies import SlotPolicy, StreamPolicy
+from pgcdc_assets.settings.selection import TableSelection
 
 # The beginnings of an expression, a statement and a comment.
 _TEMPLATE = ("{{", "{%", "{#")

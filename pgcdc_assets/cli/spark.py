@@ -11,10 +11,10 @@ from pgcdc_assets.cli.tables import duration
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.project.home import SPARK_VARIABLE, default_lake, state_folder
 from pgcdc_assets.raw.lake import ENVIRONMENT_VARIABLE, Lake
+from pgcdc_assets.settings.storage import check_lake_uri
 from pgcdc_assets.spark.server import SparkServer
 from pgcdc_assets.spark.server_process import RunningServer
 from pgcdc_assets.spark.settings import CATALOG, HIVE
-from pgcdc_assets.storage import check_lake_uri
 
 
 def run(options: argparse.Namespace) -> int:

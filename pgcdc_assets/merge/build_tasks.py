@@ -38,7 +38,6 @@ from pgcdc_assets.merge.report import MergeFailure
 from pgcdc_assets.merge.schema_stops import SchemaStops
 from pgcdc_assets.merge.snapshot_time import find_snapshot_time
 from pgcdc_assets.merge.task import MergeTask
-from pgcdc_assets.policies import FOLLOW, StepLimit
 from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.raw.delta.scan import UnreadableFile
 from pgcdc_assets.raw.delta.sizes import RowGroups
@@ -50,6 +49,7 @@ from pgcdc_assets.raw.windows.rows import LandedRows
 from pgcdc_assets.raw.windows.summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.settings.policies import FOLLOW, StepLimit
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.ahead_of_raw import RawEnd
 from pgcdc_assets.tables.keyed_snapshots import newest_alike, no_key_error, snapshots_with_key

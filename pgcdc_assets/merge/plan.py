@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 
 from pgcdc_assets.errors import PgcdcError, SnapshotError, SnapshotNeeded, WatermarkGap
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
-from pgcdc_assets.policies import StepLimit
 from pgcdc_assets.raw.delta.sizes import RowGroup
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.windows.rows import LandedRows
 from pgcdc_assets.raw.windows.summary import WindowSummary
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.settings.policies import StepLimit
 from pgcdc_assets.table_name import TableName
 
 Landed = Callable[[int], Sequence[WindowSummary]]

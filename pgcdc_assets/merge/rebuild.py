@@ -43,7 +43,6 @@ from pgcdc_assets.merge.replaced_table import (
     unwritable_error,
 )
 from pgcdc_assets.merge.report import MergeFailure
-from pgcdc_assets.policies import ASK, STOP
 from pgcdc_assets.raw.delta.files import filesystem
 from pgcdc_assets.raw.delta.log_entries import read_commit
 from pgcdc_assets.raw.snapshots import Snapshot, SnapshotIdentity, SnapshotStore
@@ -51,6 +50,7 @@ from pgcdc_assets.raw.staging import REBUILD, STALE_AFTER, remove_stale, staging
 from pgcdc_assets.raw.table_files import move_files
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.settings.policies import ASK, STOP
 from pgcdc_assets.spark.sql import delta_table, string
 from pgcdc_assets.tables.columns import DELETED, OP, VALID_FROM
 from pgcdc_assets.tables.deleted_rows import deleted_rows

@@ -37,9 +37,9 @@ from pgcdc_assets.merge.kinds.choose import choose_small_kind, choose_table_kind
 from pgcdc_assets.merge.report import MergeFailure, MergeReport
 from pgcdc_assets.merge.step_report import begin_report
 from pgcdc_assets.merge.task import MergeTask
-from pgcdc_assets.policies import StepLimit
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.settings.policies import StepLimit
 from pgcdc_assets.spark.session import activate, own_sessions
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.spark.tuning import tune

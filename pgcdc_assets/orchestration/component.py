@@ -35,7 +35,8 @@ from pgcdc_assets.orchestration.component_texts import Text
 from pgcdc_assets.orchestration.project import home
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
 from pgcdc_assets.orchestration.translator import PgcdcTranslator
-from pgcdc_assets.policies import (
+from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.settings.policies import (
     CheckPolicy,
     HeartbeatPolicy,
     RetentionPolicy,
@@ -44,9 +45,8 @@ from pgcdc_assets.policies import (
     StreamPolicy,
     WindowPolicy,
 )
-from pgcdc_assets.settings import CdcCapture, CdcTable
-from pgcdc_assets.storage import check_delta_options, check_lake_uri
-from pgcdc_assets.table_selection import TableSelection
+from pgcdc_assets.settings.selection import TableSelection
+from pgcdc_assets.settings.storage import check_delta_options, check_lake_uri
 
 
 class WindowModel(dg.Model, Resolvable):

@@ -6,9 +6,9 @@ import dagster as dg
 from dagster.components.resolved.base import Resolvable
 from pydantic import Field
 
-from pgcdc_assets.catalog_policy import CatalogPolicy
 from pgcdc_assets.orchestration.component_texts import OptionalText, OptionalTexts
-from pgcdc_assets.policies import (
+from pgcdc_assets.settings.catalog import CatalogPolicy
+from pgcdc_assets.settings.policies import (
     CheckPolicy,
     HeartbeatPolicy,
     MessagePolicy,

@@ -9,7 +9,7 @@ from dagster.components.resolved.base import Resolvable
 from pydantic import Field
 
 from pgcdc_assets.orchestration.component_texts import resolve_text
-from pgcdc_assets.storage import Storage
+from pgcdc_assets.settings.storage import Storage
 
 _STYLE = "path_style"
 

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from pgcdc_assets.orchestration.component_texts import OptionalTexts, Text, Texts
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets.table_selection import TableSelection
+from pgcdc_assets.settings.selection import TableSelection
 
 
 class TableModel(dg.Model, Resolvable):

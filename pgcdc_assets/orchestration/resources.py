@@ -18,10 +18,12 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.project import home
-from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.raw.lake import ENVIRONMENT_VARIABLE, Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings.policies import SnapshotPolicy
+from pgcdc_assets.settings.storage import check_credential_settings, check_lake_uri, storage_of
+from pgcdc_assets.settings.variables import check_variable_name
 from pgcdc_assets.spark.object_store import (
     bucket_options,
     check_reachable,
@@ -30,8 +32,6 @@ from pgcdc_assets.spark.object_store import (
     store_of,
 )
 from pgcdc_assets.spark.server import SparkServer
-from pgcdc_assets.storage import check_credential_settings, check_lake_uri, storage_of
-from pgcdc_assets.variable_setting import check_variable_name
 
 if TYPE_CHECKING:
     from pgcdc_assets.postgres.connection import Connection

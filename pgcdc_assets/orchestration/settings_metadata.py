@@ -8,8 +8,9 @@ from typing import Any
 
 import dagster as dg
 
-from pgcdc_assets.catalog_policy import CatalogPolicy
-from pgcdc_assets.policies import (
+from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.settings.catalog import CatalogPolicy
+from pgcdc_assets.settings.policies import (
     CheckPolicy,
     HeartbeatPolicy,
     MessagePolicy,
@@ -19,8 +20,7 @@ from pgcdc_assets.policies import (
     StreamPolicy,
     WindowPolicy,
 )
-from pgcdc_assets.settings import CdcCapture, CdcTable
-from pgcdc_assets.table_selection import TableSelection
+from pgcdc_assets.settings.selection import TableSelection
 
 CAPTURE_METADATA = "pgcdc/capture"
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.storage import (
+from pgcdc_assets.settings.storage import (
     Storage,
     check_delta_options,
     check_lake_form,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
-from pgcdc_assets.storage import scheme_of
+from pgcdc_assets.settings.storage import scheme_of
 
 # Of delta-rs, of Arrow, of delta-rs after a 403 without a body, and of Spark's S3A.
 _FROM_STORE = re.compile(

@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
-from pgcdc_assets.catalog_policy import CatalogPolicy
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.settings.catalog import CatalogPolicy
 from pgcdc_assets.spark.settings import CATALOG, HIVE, IN_MEMORY
 from pgcdc_assets.spark.sql import delta_table, identifier, string
 from pgcdc_assets.table_name import TableName

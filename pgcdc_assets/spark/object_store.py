@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.settings.storage import S3_SCHEMES, Storage, is_s3, scheme_of
 from pgcdc_assets.spark import logstore
-from pgcdc_assets.storage import S3_SCHEMES, Storage, is_s3, scheme_of
 
 # The Hadoop inside PySpark.
 HADOOP = "3.5.0"

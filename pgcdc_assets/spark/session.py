@@ -27,6 +27,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession as SparkSession
 
 from pgcdc_assets.errors import ConfigurationError, TransientError
+from pgcdc_assets.settings.storage import BUCKET_PREFIX, is_s3, scheme_of
 from pgcdc_assets.spark.addresses import (
     DEFAULT_PORT,
     LOCAL_HOSTS,
@@ -41,7 +42,6 @@ from pgcdc_assets.spark.jars import MASTER, looking_up_alone, remember_jars
 from pgcdc_assets.spark.java import check_java
 from pgcdc_assets.spark.object_store import LOG_STORE, store_of
 from pgcdc_assets.spark.settings import SESSION_CONF, embedded_conf, start_conf, with_user_conf
-from pgcdc_assets.storage import BUCKET_PREFIX, is_s3, scheme_of
 
 # A local server that refuses connections has ended. By default the client retries for ten minutes,
 # which suits clusters behind a network.

@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from pgcdc_assets.errors import PgcdcError, SchemaChangeError
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
-from pgcdc_assets.policies import ASK, FOLLOW, SCHEMA_POLICIES, STOP
 from pgcdc_assets.raw.delta.scan import scan_changes
 from pgcdc_assets.raw.relations.registry import RelationVersion
 from pgcdc_assets.raw.relations.schema_events import (
@@ -33,6 +32,7 @@ from pgcdc_assets.raw.relations.schema_events import (
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.settings.policies import ASK, FOLLOW, SCHEMA_POLICIES, STOP
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.keyed_snapshots import snapshots_with_key
 

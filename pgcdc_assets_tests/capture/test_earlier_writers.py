@@ -15,9 +15,9 @@ import pytest
 from pgcdc_assets.capture.snapshots.pool import SnapshotFailure, SnapshotReport
 from pgcdc_assets.capture.snapshots.run import snapshot_each_table, snapshot_tables
 from pgcdc_assets.errors import TransientError
-from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres import open_writers
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings.policies import SnapshotPolicy
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.capture.test_partitions import replayed
 from pgcdc_assets_tests.support.captures import Capturing

@@ -19,7 +19,6 @@ from pgcdc_assets.demo.programs import binaries
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import RawZoneError, SlotMissing
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.policies import HeartbeatPolicy
 from pgcdc_assets.postgres.heartbeat import create_table_sql
 from pgcdc_assets.postgres.wal.positions import read_barrier
 from pgcdc_assets.postgres.wal.timelines import (
@@ -30,6 +29,7 @@ from pgcdc_assets.postgres.wal.timelines import (
 )
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.settings.policies import HeartbeatPolicy
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.server_folder import new_server_folder

@@ -17,11 +17,11 @@ from pgcdc_assets.capture.session import CaptureSession
 from pgcdc_assets.cli.check import examine_capture
 from pgcdc_assets.errors import RawZoneError, SlotTaken
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.policies import HeartbeatPolicy
 from pgcdc_assets.postgres.heartbeat import create_table_sql
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.settings.policies import HeartbeatPolicy
 from pgcdc_assets.table_name import TableName, quoted
 from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.proxy import TcpProxy

@@ -10,9 +10,9 @@ import pytest
 from pgcdc_assets import failpoints
 from pgcdc_assets.capture.limits import CaptureLimits
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.policies import MessagePolicy
 from pgcdc_assets.postgres.stream.plugin_options import PluginOptions, Streaming
 from pgcdc_assets.postgres.stream.request import StreamSettings
+from pgcdc_assets.settings.policies import MessagePolicy
 from pgcdc_assets_tests.support.captures import Capturing
 
 pytestmark = pytest.mark.postgres

@@ -15,10 +15,10 @@ from pgcdc_assets.cli.check import examine_capture
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import ConfigurationError, RawZoneError
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.policies import HeartbeatPolicy, SlotPolicy
 from pgcdc_assets.postgres.heartbeat import create_table_sql
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.settings.policies import HeartbeatPolicy, SlotPolicy
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.database import Database

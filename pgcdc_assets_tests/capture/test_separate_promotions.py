@@ -16,13 +16,13 @@ from pgcdc_assets.demo.programs import binaries
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import RawZoneError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.policies import HeartbeatPolicy
 from pgcdc_assets.postgres.heartbeat import create_table_sql
 from pgcdc_assets.postgres.libpq import execute
 from pgcdc_assets.postgres.wal import timelines
 from pgcdc_assets.postgres.wal.timelines import server_timeline
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings.policies import HeartbeatPolicy
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.captures import NAME, Capturing
 from pgcdc_assets_tests.support.database import Database

@@ -9,8 +9,8 @@ from psycopg2 import OperationalError
 
 from pgcdc_assets.capture.snapshots.pool import SnapshotFailure, SnapshotReport
 from pgcdc_assets.errors import ConfigurationError, ConnectionLost
-from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings.policies import SnapshotPolicy
 from pgcdc_assets_tests.support.handover import copied_rows, replay, writers
 from pgcdc_assets_tests.support.resumed_copies import (
     PAGE,

@@ -12,11 +12,11 @@ from pgcdc_assets.capture.session import CaptureSession
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.policies import SlotPolicy, StreamPolicy
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.preflight.options import examine_options
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings.policies import SlotPolicy, StreamPolicy
 from pgcdc_assets_tests.support.captures import NAME, Capturing
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.waits import wait_until

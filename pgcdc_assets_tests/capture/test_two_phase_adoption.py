@@ -8,8 +8,8 @@ from pgcdc_assets.capture.epoch import renew_epoch
 from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.cli.check import examine_capture
 from pgcdc_assets.errors import ConfigurationError, SlotAdvanced
-from pgcdc_assets.policies import SlotPolicy, StreamPolicy
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.settings.policies import SlotPolicy, StreamPolicy
 from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.prepared import capture
 

@@ -31,7 +31,7 @@ NAME = "mine"
 T = CdcTable("public", "t", scd=(1, 2))
 MODULE = """
 from pgcdc_assets import CdcCapture, CdcTable, build_cdc_definitions
-from pgcdc_assets.policies import SnapshotPolicy
+from pgcdc_assets.settings.policies import SnapshotPolicy
 
 defs = build_cdc_definitions(
     CdcCapture(

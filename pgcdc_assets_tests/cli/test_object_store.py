@@ -33,7 +33,7 @@ import sys
 
 from pgcdc_assets.orchestration.resources import SparkResource
 from pgcdc_assets.raw.lake import Lake
-from pgcdc_assets.storage import Storage
+from pgcdc_assets.settings.storage import Storage
 
 lake = Lake(sys.argv[1], storage=Storage(access_key_env="LAKE_KEY", secret_key_env="LAKE_SECRET"))
 spark = SparkResource().session(lake)

@@ -157,7 +157,7 @@ def test_definitions_that_cannot_be_loaded_are_a_wrong_setting(
 _UNSET = """
 import dagster as dg
 from pgcdc_assets import *
-from pgcdc_assets.table_selection import TableSelection
+from pgcdc_assets.settings.selection import TableSelection
 defs = build_cdc_definitions(
     CdcCapture("mine", "p", (), selection=TableSelection())
     if %s

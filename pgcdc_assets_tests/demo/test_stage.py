@@ -21,7 +21,7 @@ from pgcdc_assets.orchestration.project.home import STATE_VARIABLE, embedded_con
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.storage import Storage
+from pgcdc_assets.settings.storage import Storage
 from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = pytest.mark.postgres

@@ -14,10 +14,10 @@ from pgcdc_assets.errors import RawZoneError, TransientError
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables, rebuild_table
 from pgcdc_assets.merge.kinds.choose import choose_table_kind
-from pgcdc_assets.policies import StepLimit
 from pgcdc_assets.raw.changes import ChangeLog
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.settings.policies import StepLimit
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.support.merge.history import Landing, delete, insert
 from pgcdc_assets_tests.support.merge.one_table import merge

@@ -14,7 +14,7 @@ from pgcdc_assets.raw.delta.files import filesystem, write_file
 from pgcdc_assets.raw.delta.log_entries import commit_path
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.storage import ACCESS_KEY, SECRET_KEY
+from pgcdc_assets.settings.storage import ACCESS_KEY, SECRET_KEY
 from pgcdc_assets.tables.state import read_watermark, table_path
 from pgcdc_assets_tests.support.merge.races import RACES
 from pgcdc_assets_tests.support.merge.small_tables import merge_by_spark

@@ -17,11 +17,11 @@ from pgcdc_assets.merge import MergeFailure, merge_tables, rebuild_table
 from pgcdc_assets.orchestration.jobs.maintenance import lowest_position
 from pgcdc_assets.orchestration.sensors.restored_lakes import RestoredLakes
 from pgcdc_assets.orchestration.state import read_state
-from pgcdc_assets.policies import MessagePolicy
 from pgcdc_assets.raw.delta.newest_versions import NewestVersions
 from pgcdc_assets.raw.retention import remove_windows
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.settings.policies import MessagePolicy
 from pgcdc_assets.tables import state
 from pgcdc_assets.tables.ahead_of_raw import find_tables_ahead
 from pgcdc_assets.tables.messages import MessageTable

@@ -7,11 +7,11 @@ import pytest
 from pgcdc_assets.errors import MergeConflict, WatermarkGap
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.merge.plan import Landed, Limits, Plan, Sizes, plan_merge
-from pgcdc_assets.policies import StepLimit
 from pgcdc_assets.raw.delta.sizes import RowGroup
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.windows.summary import WindowSummary
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.settings.policies import StepLimit
 
 TARGET = CdcTable("shop", "items")
 

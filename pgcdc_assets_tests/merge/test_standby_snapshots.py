@@ -10,8 +10,8 @@ from psycopg2 import sql
 from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.merge import MergeReport
-from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.settings.policies import SnapshotPolicy
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.convergence.history_audit import (
     AUDIT,

@@ -16,10 +16,10 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn, Position
 from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables, run
-from pgcdc_assets.policies import StepLimit
 from pgcdc_assets.raw.delta.sizes import RowGroups
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.settings.policies import StepLimit
 from pgcdc_assets.spark.session import own_sessions
 from pgcdc_assets.spark.tuning import tune
 from pgcdc_assets.table_name import TableName
@@ -41,7 +41,7 @@ import sys
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.merge import merge_tables
-from pgcdc_assets.policies import StepLimit
+from pgcdc_assets.settings.policies import StepLimit
 from pgcdc_assets.spark.session import spark_session
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone

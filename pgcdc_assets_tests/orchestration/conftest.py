@@ -22,11 +22,11 @@ from pgcdc_assets.orchestration.project.code_location import CodeLocation, find_
 from pgcdc_assets.orchestration.project.home import CONFIG
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
 from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress, sync_progress
-from pgcdc_assets.policies import WindowPolicy
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
-from pgcdc_assets.table_selection import TableSelection
+from pgcdc_assets.settings.policies import WindowPolicy
+from pgcdc_assets.settings.selection import TableSelection
 from pgcdc_assets.verify import compare_table
 from pgcdc_assets_tests.support.database import Database
 

@@ -22,7 +22,7 @@ from pgcdc_assets.orchestration.project.code_location import (
 from pgcdc_assets.orchestration.project.defs_tables import component_yaml
 from pgcdc_assets.orchestration.runs.executor import run_executor
 from pgcdc_assets.orchestration.translator import AssetData, Layer
-from pgcdc_assets.policies import CheckPolicy, MessagePolicy, RetentionPolicy
+from pgcdc_assets.settings.policies import CheckPolicy, MessagePolicy, RetentionPolicy
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = ["carts", "customers", "inventory", "order_items", "orders", "products"]

@@ -24,9 +24,9 @@ import dagster as dg
 import pytest
 
 from pgcdc_assets.orchestration.settings_metadata import write_capture_settings
-from pgcdc_assets.policies import WindowPolicy
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.settings.policies import WindowPolicy
 from pgcdc_assets.verify import check_all
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 from pgcdc_assets_tests.support.convergence.history_audit import compare_history

@@ -16,8 +16,8 @@ from pgcdc_assets.cli.check import examine_snapshot_source
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration import resources
 from pgcdc_assets.orchestration.resources import PostgresResource, SparkResource
-from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.settings.policies import SnapshotPolicy
 from pgcdc_assets.spark import embedded_jvm
 from pgcdc_assets.spark import session as spark_session
 from pgcdc_assets.spark.jars import MASTER

@@ -22,8 +22,8 @@ from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.table_list import ListedState, ListedTable
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.settings.selection import TableSelection
 from pgcdc_assets.table_name import TableName
-from pgcdc_assets.table_selection import TableSelection
 
 NAME = "t"
 A, B = TableName("public", "a"), TableName("a.b", 'B "c"/d')

@@ -16,7 +16,7 @@ from pgcdc_assets.orchestration.resources import LakeResource
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets.storage import check_lake_uri
+from pgcdc_assets.settings.storage import check_lake_uri
 from pgcdc_assets.table_name import TableName
 
 NAMES = [TableName("public", "Orders"), TableName("public", "orders"), TableName("a", "orders")]

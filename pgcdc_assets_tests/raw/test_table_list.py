@@ -13,8 +13,8 @@ from pgcdc_assets.raw.table_list import (
     plan_table_list,
 )
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings.selection import TableSelection
 from pgcdc_assets.table_name import TableName
-from pgcdc_assets.table_selection import TableSelection
 
 A, B, C = (TableName("public", name) for name in "abc")
 

@@ -11,8 +11,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.catalog_policy import CatalogPolicy
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.settings.catalog import CatalogPolicy
 from pgcdc_assets.spark.catalog import (
     CatalogTable,
     check_catalog,

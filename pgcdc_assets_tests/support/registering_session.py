@@ -40,9 +40,9 @@ def register_in_process(
 
 
 if __name__ == "__main__":
-    from pgcdc_assets.catalog_policy import CatalogPolicy
     from pgcdc_assets.orchestration.resources import SparkResource
     from pgcdc_assets.raw.lake import Lake
+    from pgcdc_assets.settings.catalog import CatalogPolicy
     from pgcdc_assets.spark.catalog import CatalogTable, check_catalog, register_tables
     from pgcdc_assets.table_name import TableName
 

@@ -12,9 +12,9 @@ from pgcdc_assets.capture.snapshots import ranges as snapshot_ranges
 from pgcdc_assets.capture.snapshots.pool import SnapshotFailure, SnapshotReport
 from pgcdc_assets.capture.snapshots.run import snapshot_each_table
 from pgcdc_assets.capture.snapshots.table_copy import SnapshotProgress, ignore_progress
-from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings.policies import SnapshotPolicy
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.handover import copied_rows

@@ -13,13 +13,13 @@ from pgcdc_assets.capture.snapshots.pool import (
     SnapshotReport,
     UnfinishedSnapshot,
 )
-from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.catalog.relations import PublishedTable, published_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.copy.reader import Pages, SnapshotReader
 from pgcdc_assets.postgres.slots.status import create_slot
 from pgcdc_assets.raw.delta.scan import DataFile, data_files
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings.policies import SnapshotPolicy
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.waits import wait_until
 

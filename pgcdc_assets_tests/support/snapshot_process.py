@@ -13,10 +13,10 @@ import subprocess
 import sys
 
 from pgcdc_assets.capture.snapshots.run import snapshot_tables
-from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings.policies import SnapshotPolicy
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.database import Database
 

@@ -10,7 +10,7 @@ from pgcdc_assets.postgres.snapshots.age import SnapshotAge
 
 if TYPE_CHECKING:
     from pgcdc_assets.errors import PgcdcError
-    from pgcdc_assets.policies import SnapshotPolicy
+    from pgcdc_assets.settings.policies import SnapshotPolicy
 
 # Share of the age at which the server warns. The rest is time for the ranges that are running.
 _WARNING_SHARE = 0.5

@@ -26,7 +26,6 @@ from pgcdc_assets.errors import (
     resnapshot_remedy,
 )
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.catalog.predicate import check_predicate, predicate_sql
 from pgcdc_assets.postgres.catalog.relations import PublishedTable
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
@@ -35,6 +34,7 @@ from pgcdc_assets.protocol.relation import Relation
 from pgcdc_assets.protocol.utf8 import count_hex
 from pgcdc_assets.raw.relations.schema_events import open_events
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings.policies import SnapshotPolicy
 from pgcdc_assets.table_name import TableName
 
 if TYPE_CHECKING:

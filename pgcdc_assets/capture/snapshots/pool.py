@@ -40,8 +40,8 @@ from pgcdc_assets.raw.ranges import LandedRange
 from pgcdc_assets.table_name import TableName
 
 if TYPE_CHECKING:
-    from pgcdc_assets.policies import SnapshotPolicy
     from pgcdc_assets.raw.zone import RawZone
+    from pgcdc_assets.settings.policies import SnapshotPolicy
 
 _logger = logging.getLogger(__name__)
 

@@ -55,7 +55,6 @@ from pgcdc_assets.errors import (
     renewal_command,
 )
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.policies import SlotPolicy, SnapshotPolicy
 from pgcdc_assets.postgres.catalog.moved_tables import find_declared_table
 from pgcdc_assets.postgres.catalog.publication import explain_unpublished, read_publication
 from pgcdc_assets.postgres.catalog.relations import PublishedTable, published_tables
@@ -78,6 +77,7 @@ from pgcdc_assets.postgres.snapshots.standby import check_standby
 from pgcdc_assets.postgres.stream.slot_peeks import claim_slot
 from pgcdc_assets.postgres.wal.timelines import server_timeline
 from pgcdc_assets.raw.epochs import Epoch
+from pgcdc_assets.settings.policies import SlotPolicy, SnapshotPolicy
 from pgcdc_assets.table_name import TableName
 
 if TYPE_CHECKING:

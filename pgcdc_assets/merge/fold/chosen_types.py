@@ -16,8 +16,8 @@ from typing import Any
 from pgcdc_assets.errors import MergeConflict, SchemaChangeError, rebuild_command
 from pgcdc_assets.merge.fold.table_schema import TEXT, DeltaType, Field, TableSchema
 from pgcdc_assets.protocol.relation import Column
+from pgcdc_assets.settings.column_types import INTERVAL_PARTS
 from pgcdc_assets.tables.properties import CHOSEN_TYPES
-from pgcdc_assets.type_setting import INTERVAL_PARTS
 
 # Default types whose values give the text that Postgres printed.
 _WITH_TEXT = ("SMALLINT", "INT", "BIGINT", "DECIMAL", "DATE", "TIMESTAMP", "BINARY")

@@ -22,9 +22,9 @@ from pgcdc_assets.orchestration.runs.long_runs import LongRun
 from pgcdc_assets.orchestration.runs.records import MERGE_PURPOSE, PURPOSE_TAG
 from pgcdc_assets.orchestration.runs.snapshot_runs import SNAPSHOTS_TAG, RunningSnapshots
 from pgcdc_assets.orchestration.state import read_gates
-from pgcdc_assets.policies import FOLLOW
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.settings.policies import FOLLOW
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.schema_gate import describe_event, is_unforeseen, record_unforeseen
 from pgcdc_assets.tables.state import read_scd_state

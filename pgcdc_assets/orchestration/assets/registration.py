@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from pgcdc_assets.catalog_policy import CatalogPolicy
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.merge import MergeReport
+from pgcdc_assets.settings.catalog import CatalogPolicy
 from pgcdc_assets.spark.catalog import CatalogTable, register_tables
 
 if TYPE_CHECKING:

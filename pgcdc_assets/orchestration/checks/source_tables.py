@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from pgcdc_assets.errors import TableMoved
 from pgcdc_assets.orchestration.state import left_tables
-from pgcdc_assets.policies import FOLLOW
 from pgcdc_assets.postgres.catalog.moved_tables import SourcePlace, read_source_places
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.settings.policies import FOLLOW
 from pgcdc_assets.table_name import TableName
 
 

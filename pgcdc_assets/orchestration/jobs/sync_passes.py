@@ -17,9 +17,9 @@ from pgcdc_assets.orchestration.jobs.sync_report import SyncReport
 from pgcdc_assets.orchestration.project.code_location import LoadedCapture
 from pgcdc_assets.orchestration.runs.partial_request import PartialRequest
 from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress
-from pgcdc_assets.policies import FOLLOW
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.settings.policies import FOLLOW
 from pgcdc_assets.table_name import TableName
 
 # Tables to re-snapshot, and a partial snapshot.

@@ -21,7 +21,6 @@ import yaml
 from dagster._utils.schedules import is_valid_cron_schedule
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from pgcdc_assets.catalog_policy import CatalogPolicy
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.project.defs_yaml import (
     read_documents,
@@ -30,7 +29,9 @@ from pgcdc_assets.orchestration.project.defs_yaml import (
     value_of,
 )
 from pgcdc_assets.orchestration.project.home import defs_files
-from pgcdc_assets.policies import (
+from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.settings.catalog import CatalogPolicy
+from pgcdc_assets.settings.policies import (
     CheckPolicy,
     HeartbeatPolicy,
     MessagePolicy,
@@ -40,11 +41,10 @@ from pgcdc_assets.policies import (
     StreamPolicy,
     WindowPolicy,
 )
-from pgcdc_assets.settings import CdcCapture, CdcTable
-from pgcdc_assets.storage import CREDENTIAL_SETTINGS, Storage
+from pgcdc_assets.settings.selection import ALL_TABLES, TableSelection
+from pgcdc_assets.settings.storage import CREDENTIAL_SETTINGS, Storage
+from pgcdc_assets.settings.variables import check_variable_name
 from pgcdc_assets.table_name import TableName
-from pgcdc_assets.table_selection import ALL_TABLES, TableSelection
-from pgcdc_assets.variable_setting import check_variable_name
 
 COMPONENT = "pgcdc_assets.PostgresCdcComponent"
 

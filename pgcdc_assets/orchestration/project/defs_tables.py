@@ -21,8 +21,8 @@ from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.project.defs_yaml import DefsLoader, shown_place
 from pgcdc_assets.orchestration.project.home import defs_files
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.settings.selection import ALL_TABLES
 from pgcdc_assets.table_name import TableName
-from pgcdc_assets.table_selection import ALL_TABLES
 
 
 @dataclass(frozen=True)

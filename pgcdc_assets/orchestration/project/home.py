@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from pgcdc_assets.errors import ConfigurationError, local_write_error
 from pgcdc_assets.local import drafted
-from pgcdc_assets.storage import local_folder
-from pgcdc_assets.variable_setting import check_variable_name
+from pgcdc_assets.settings.storage import local_folder
+from pgcdc_assets.settings.variables import check_variable_name
 
 if TYPE_CHECKING:
     import dagster as dg

@@ -26,7 +26,7 @@ from pgcdc_assets.orchestration.runs.claims import RunInterrupted
 from pgcdc_assets.orchestration.runs.queue_limits import wait_for_end
 from pgcdc_assets.orchestration.runs.records import pools_of, status_of
 from pgcdc_assets.orchestration.runs.sync_progress import SyncProgress
-from pgcdc_assets.policies import WindowPolicy
+from pgcdc_assets.settings.policies import WindowPolicy
 
 SECONDS_TAG = "pgcdc/run_seconds"
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pgcdc_assets.lsn import Lsn, LsnWindow
-from pgcdc_assets.policies import WindowPolicy
+from pgcdc_assets.settings.policies import WindowPolicy
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pgcdc_assets.policies import HeartbeatPolicy
 from pgcdc_assets.postgres.heartbeat import COLUMNS, read_heartbeat_table, table_remedy
 from pgcdc_assets.postgres.preflight.finding import Finding
+from pgcdc_assets.settings.policies import HeartbeatPolicy
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from pgcdc_assets.error_text import first_names
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.policies import SlotPolicy, StreamPolicy
 from pgcdc_assets.postgres.catalog.publication import published_sql
 from pgcdc_assets.postgres.managed_services import MANAGED_BY_SQL, setting_remedy
 from pgcdc_assets.postgres.preflight.finding import Finding
@@ -17,6 +16,7 @@ from pgcdc_assets.postgres.stream.plugin_options import (
     STREAMING_VERSIONS,
     Streaming,
 )
+from pgcdc_assets.settings.policies import SlotPolicy, StreamPolicy
 from pgcdc_assets.table_name import TableName
 
 if TYPE_CHECKING:

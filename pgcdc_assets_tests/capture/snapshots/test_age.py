@@ -15,12 +15,12 @@ from pgcdc_assets.capture.snapshots.pool import SnapshotFailure, SnapshotReport
 from pgcdc_assets.capture.snapshots.run import snapshot_each_table
 from pgcdc_assets.capture.snapshots.table_copy import SnapshotProgress
 from pgcdc_assets.errors import ConfigurationError, TransientError
-from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.copy.reader import SnapshotReader, hold_snapshot
 from pgcdc_assets.postgres.slots.status import create_slot
 from pgcdc_assets.postgres.snapshots.age import read_held_snapshot, read_warning_age
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings.policies import SnapshotPolicy
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.handover import copied_rows, replay, writers
 from pgcdc_assets_tests.support.resumed_copies import (

@@ -9,10 +9,10 @@ import pytest
 from pgcdc_assets.capture.snapshots.pool import SnapshotFailure, SnapshotReport
 from pgcdc_assets.capture.snapshots.run import snapshot_each_table
 from pgcdc_assets.errors import TableChanged
-from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.catalog.relations import PublishedTable
 from pgcdc_assets.postgres.copy.reader import SnapshotReader
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings.policies import SnapshotPolicy
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.handover import copied_rows

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from pgcdc_assets.capture.snapshots.run import snapshot_tables
-from pgcdc_assets.policies import SnapshotPolicy
+from pgcdc_assets.settings.policies import SnapshotPolicy
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.capture.test_partitions import replayed
 from pgcdc_assets_tests.support.captures import Capturing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pgcdc_assets.errors import ConfigurationError, DefiniteError, PgcdcError, TransientError
-from pgcdc_assets.policies import SnapshotPolicy
+from pgcdc_assets.settings.policies import SnapshotPolicy
 from pgcdc_assets_tests.support.merge.pipeline import Pipeline
 from pgcdc_assets_tests.support.partial_snapshots import partial_snapshot, take
 

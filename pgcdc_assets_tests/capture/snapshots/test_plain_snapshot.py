@@ -12,13 +12,13 @@ from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.copy.reader import begin_at
 from pgcdc_assets.postgres.slots.creation import create_slot
 from pgcdc_assets.postgres.snapshots import plain as plain_snapshot
 from pgcdc_assets.postgres.snapshots.plain import export_plain_snapshot
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings.policies import SnapshotPolicy
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.database import Database, create_database
 from pgcdc_assets_tests.support.handover import (

@@ -16,7 +16,6 @@ from pgcdc_assets.activity import Activity, watched_by
 from pgcdc_assets.capture.snapshots import pool as snapshot_pool
 from pgcdc_assets.capture.snapshots.pool import SnapshotFailure, SnapshotPool, SnapshotReport
 from pgcdc_assets.errors import ConnectionLost, DefiniteError, TransientError
-from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.catalog.relations import PublishedTable, published_tables
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.copy.reader import SnapshotReader
@@ -24,6 +23,7 @@ from pgcdc_assets.postgres.slots.status import create_slot
 from pgcdc_assets.raw import snapshots
 from pgcdc_assets.raw.delta.files import FileWriter
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings.policies import SnapshotPolicy
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.proxy import TcpProxy
 from pgcdc_assets_tests.support.snapshot_copies import (

@@ -16,10 +16,10 @@ from pgcdc_assets.capture.snapshots.run import snapshot_each_table
 from pgcdc_assets.capture.snapshots.table_copy import SnapshotProgress
 from pgcdc_assets.demo.server import EmbeddedServer, StopMode
 from pgcdc_assets.errors import TransientError
-from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.raw.delta.scan import data_files
 from pgcdc_assets.raw.snapshots import SnapshotLanding
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings.policies import SnapshotPolicy
 from pgcdc_assets_tests.support.database import Database, create_database
 from pgcdc_assets_tests.support.handover import copied_rows, replay, writers
 from pgcdc_assets_tests.support.resumed_copies import (

@@ -11,9 +11,9 @@ from pgcdc_assets.capture.snapshots.pool import SnapshotFailure
 from pgcdc_assets.capture.snapshots.run import snapshot_each_table
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.lsn import Lsn
-from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings.policies import SnapshotPolicy
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.database import Database
 from pgcdc_assets_tests.support.handover import copied_rows, replay, writers

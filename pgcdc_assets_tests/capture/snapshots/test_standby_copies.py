@@ -14,9 +14,9 @@ from pgcdc_assets.capture.snapshots.pool import SnapshotFailure, SnapshotPool, S
 from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.capture.snapshots.table_copy import SnapshotProgress, ignore_progress
 from pgcdc_assets.errors import ConfigurationError, ConnectionLost, SnapshotEnded
-from pgcdc_assets.policies import SnapshotPolicy
 from pgcdc_assets.postgres.open_writers import wait_for_writers
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings.policies import SnapshotPolicy
 from pgcdc_assets_tests.support.handover import copied_rows, replay, writers
 from pgcdc_assets_tests.support.resumed_copies import (
     PAGE,

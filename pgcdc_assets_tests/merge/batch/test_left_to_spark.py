@@ -18,11 +18,11 @@ from pgcdc_assets.merge.batch.casts import Casts
 from pgcdc_assets.merge.batch.left_to_spark import NotInScope, reason_of
 from pgcdc_assets.merge.build_tasks import build_tasks
 from pgcdc_assets.merge.kinds.choose import choose_small_kind
-from pgcdc_assets.policies import StepLimit
 from pgcdc_assets.protocol.relation import Column, Relation
 from pgcdc_assets.raw.relations.schema_events import STREAM, SchemaChange, SchemaEvent
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.settings.policies import StepLimit
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.merge.history import (

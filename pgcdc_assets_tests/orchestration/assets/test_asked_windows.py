@@ -10,7 +10,7 @@ import pytest
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.orchestration.partitions import build_range_tags
 from pgcdc_assets.orchestration.runs.errors import error_of_run
-from pgcdc_assets.policies import StreamPolicy
+from pgcdc_assets.settings.policies import StreamPolicy
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 
 pytestmark = pytest.mark.postgres

@@ -22,7 +22,7 @@ from pgcdc_assets.orchestration.partitions import covered_keys
 from pgcdc_assets.orchestration.runs import long_runs
 from pgcdc_assets.orchestration.sensors.messages import WaitingMessages
 from pgcdc_assets.orchestration.state import captured_through
-from pgcdc_assets.policies import MessagePolicy
+from pgcdc_assets.settings.policies import MessagePolicy
 from pgcdc_assets.tables.messages import MessageTable
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 from pgcdc_assets_tests.support.orchestration.long_runs import land_aside

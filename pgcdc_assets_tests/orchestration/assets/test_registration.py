@@ -8,9 +8,9 @@ import dagster as dg
 import pytest
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.catalog_policy import CatalogPolicy
 from pgcdc_assets.orchestration.checks.scd import REGISTERED
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.settings.catalog import CatalogPolicy
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 
 

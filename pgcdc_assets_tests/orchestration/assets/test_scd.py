@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.orchestration.assets import merge_rounds
 from pgcdc_assets.orchestration.data_versions import NO_CHANGE
-from pgcdc_assets.policies import RetentionPolicy
+from pgcdc_assets.settings.policies import RetentionPolicy
 from pgcdc_assets.tables import vacuum
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated

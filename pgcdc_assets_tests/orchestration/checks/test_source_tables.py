@@ -11,8 +11,8 @@ from pgcdc_assets.cli.check import examine_capture
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.orchestration.checks.raw import SOURCE_TABLE
 from pgcdc_assets.orchestration.sensors import lag_observation
-from pgcdc_assets.policies import WindowPolicy
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.settings.policies import WindowPolicy
 from pgcdc_assets.table_name import quoted
 from pgcdc_assets_tests.orchestration.conftest import Orchestrated
 

@@ -9,8 +9,8 @@ from pyspark.sql import SparkSession
 
 from pgcdc_assets.capture.epoch import renew_epoch
 from pgcdc_assets.orchestration.state import left_tables
-from pgcdc_assets.policies import RetentionPolicy, WindowPolicy
 from pgcdc_assets.raw.lake import Lake
+from pgcdc_assets.settings.policies import RetentionPolicy, WindowPolicy
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated, followed_capture

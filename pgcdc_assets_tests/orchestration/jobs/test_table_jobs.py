@@ -17,7 +17,7 @@ from pgcdc_assets.orchestration.checks.invariants import INVARIANTS, INVARIANTS_
 from pgcdc_assets.orchestration.checks.raw import SOURCE_TABLE
 from pgcdc_assets.orchestration.checks.scd import EQUALS_SOURCE
 from pgcdc_assets.orchestration.checks.schema_changes import SCHEMA_CHANGES
-from pgcdc_assets.policies import MessagePolicy, RetentionPolicy
+from pgcdc_assets.settings.policies import MessagePolicy, RetentionPolicy
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.tables.messages import MessageTable

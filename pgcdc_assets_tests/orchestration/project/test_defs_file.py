@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from pgcdc_assets.catalog_policy import CatalogPolicy
 from pgcdc_assets.cli import main
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.assets.raw import capture_limits
 from pgcdc_assets.orchestration.project.code_location import find_captures, load_defs_folders
-from pgcdc_assets.policies import HeartbeatPolicy
 from pgcdc_assets.postgres.stream.plugin_options import PluginOptions, Streaming
+from pgcdc_assets.settings.catalog import CatalogPolicy
+from pgcdc_assets.settings.policies import HeartbeatPolicy
 
 HEAD = "type: pgcdc_assets.PostgresCdcComponent\nattributes:\n"
 GOOD = HEAD + "  name: shop\n  publication: shop\n"

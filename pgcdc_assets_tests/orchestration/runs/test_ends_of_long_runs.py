@@ -18,7 +18,7 @@ from dagster._core.remote_origin import (
 from pgcdc_assets.orchestration.names import Names
 from pgcdc_assets.orchestration.runs import long_runs as module
 from pgcdc_assets.orchestration.runs.long_runs import LongRun, poll_seconds
-from pgcdc_assets.policies import WindowPolicy
+from pgcdc_assets.settings.policies import WindowPolicy
 from pgcdc_assets_tests.orchestration.conftest import Orchestrated
 
 pytestmark = pytest.mark.postgres

@@ -20,8 +20,8 @@ from pgcdc_assets.orchestration.resources import LakeResource
 from pgcdc_assets.orchestration.runs import failures
 from pgcdc_assets.orchestration.runs.errors import error_of_run
 from pgcdc_assets.orchestration.runs.failures import LibraryError, dagster_failures, raise_failed
-from pgcdc_assets.policies import MessagePolicy
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.settings.policies import MessagePolicy
 from pgcdc_assets.spark.session import runs_embedded
 from pgcdc_assets.spark.sql import delta_table
 from pgcdc_assets.tables.state import table_path

@@ -17,7 +17,7 @@ import pytest
 from pgcdc_assets.failpoints import AFTER_MERGE_STEP, AFTER_RANGE_COMMIT
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.orchestration.runs.records import THROUGH_TAG
-from pgcdc_assets.policies import SnapshotPolicy, StepLimit
+from pgcdc_assets.settings.policies import SnapshotPolicy, StepLimit
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 from pgcdc_assets_tests.support.handover import copied_rows
 from pgcdc_assets_tests.support.orchestration import run_process

@@ -22,11 +22,11 @@ from pgcdc_assets.orchestration.checks.invariants import INVARIANTS
 from pgcdc_assets.orchestration.checks.raw import WINDOW_CHECKS
 from pgcdc_assets.orchestration.runs import long_runs as module
 from pgcdc_assets.orchestration.runs.long_runs import SECONDS_TAG
-from pgcdc_assets.policies import HeartbeatPolicy, StreamPolicy
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.slots.status import read_slot_status
 from pgcdc_assets.postgres.wal.positions import read_current_lsn
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.settings.policies import HeartbeatPolicy, StreamPolicy
 from pgcdc_assets.spark.session import own_session
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets.verify import compare_table

@@ -23,7 +23,7 @@ from pgcdc_assets.orchestration.jobs import maintenance
 from pgcdc_assets.orchestration.runs import record_retention
 from pgcdc_assets.orchestration.runs.record_retention import RecordReport, delete_old_records
 from pgcdc_assets.orchestration.runs.records import CAPTURE_TAG
-from pgcdc_assets.policies import MessagePolicy
+from pgcdc_assets.settings.policies import MessagePolicy
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 
 pytestmark = pytest.mark.postgres

@@ -10,10 +10,10 @@ import pytest
 
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.orchestration.checks.scd import EQUALS_SOURCE
-from pgcdc_assets.policies import WindowPolicy
 from pgcdc_assets.raw.relations.schema_events import CATALOG, SchemaChange, SchemaEvent
 from pgcdc_assets.raw.relations.uncertain_values import conclude
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.settings.policies import WindowPolicy
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 from pgcdc_assets_tests.support.orchestration.daemon import SECONDS, running_daemon

@@ -15,14 +15,14 @@ from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.project.reload import NOT_RELOADED
 from pgcdc_assets.orchestration.state import left_tables
 from pgcdc_assets.orchestration.table_list import refresh_table_list
-from pgcdc_assets.policies import WindowPolicy
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.table_list import ListedState, TableList
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture
+from pgcdc_assets.settings.policies import WindowPolicy
+from pgcdc_assets.settings.selection import TableSelection
 from pgcdc_assets.table_name import TableName
-from pgcdc_assets.table_selection import TableSelection
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated, followed_capture
 from pgcdc_assets_tests.support.database import Database
 

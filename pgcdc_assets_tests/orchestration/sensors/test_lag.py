@@ -14,7 +14,7 @@ from pgcdc_assets.errors import RawZoneError, SlotAdvanced, SlotLost, SlotMissin
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.orchestration.checks.raw import SLOT_HEALTH
 from pgcdc_assets.orchestration.partitions import build_range_tags
-from pgcdc_assets.policies import WindowPolicy
+from pgcdc_assets.settings.policies import WindowPolicy
 from pgcdc_assets.tables.state import advance_watermark, table_path
 from pgcdc_assets_tests.orchestration.conftest import Orchestrated
 from pgcdc_assets_tests.support.preflight import findings_of, problems_in

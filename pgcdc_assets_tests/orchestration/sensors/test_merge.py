@@ -16,9 +16,9 @@ from pgcdc_assets.cli import status
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.orchestration.runs.long_runs import SECONDS_TAG
 from pgcdc_assets.orchestration.state import read_state
-from pgcdc_assets.policies import WindowPolicy
 from pgcdc_assets.raw.relations.schema_events import CATALOG, SchemaChange, SchemaEvent
 from pgcdc_assets.settings import CdcTable
+from pgcdc_assets.settings.policies import WindowPolicy
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 

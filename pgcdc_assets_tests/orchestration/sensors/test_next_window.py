@@ -15,7 +15,7 @@ from pgcdc_assets.orchestration.sensors.next_window import (
     may_wait_for_changes,
     plan_window,
 )
-from pgcdc_assets.policies import WindowPolicy
+from pgcdc_assets.settings.policies import WindowPolicy
 
 POLICY = WindowPolicy(
     max_bytes=1000, min_bytes=100, max_age_seconds=10, retry_seconds=5, max_retry_seconds=60

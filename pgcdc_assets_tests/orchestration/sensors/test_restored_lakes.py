@@ -16,9 +16,9 @@ from pgcdc_assets.cli.check import examine_capture
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import RawZoneError
 from pgcdc_assets.merge import rebuild_table
-from pgcdc_assets.policies import MessagePolicy, WindowPolicy
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.settings.policies import MessagePolicy, WindowPolicy
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 from pgcdc_assets_tests.support.database import Database, create_database
 

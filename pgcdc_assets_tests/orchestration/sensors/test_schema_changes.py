@@ -10,8 +10,8 @@ import pytest
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.orchestration.checks.identities import REPLICA_IDENTITY
 from pgcdc_assets.orchestration.sensors.snapshot_requests import EVENT_TAG, REASON_TAG
-from pgcdc_assets.policies import WindowPolicy
 from pgcdc_assets.raw.relations.schema_events import CATALOG, SchemaChange, SchemaEvent
+from pgcdc_assets.settings.policies import WindowPolicy
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.orchestration.conftest import NAME, Orchestrated
 

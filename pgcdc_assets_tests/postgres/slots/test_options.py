@@ -8,7 +8,6 @@ from pgcdc_assets.capture.epoch import renew_epoch
 from pgcdc_assets.capture.limits import CaptureLimits
 from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.errors import ConfigurationError, SlotTaken
-from pgcdc_assets.policies import HeartbeatPolicy, SlotPolicy, StreamPolicy
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.postgres.heartbeat import create_table_sql
 from pgcdc_assets.postgres.preflight.options import examine_options, examine_subscribed_tables
@@ -18,6 +17,7 @@ from pgcdc_assets.postgres.stream.plugin_options import Origin, PluginOptions
 from pgcdc_assets.postgres.stream.request import StreamSettings
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings.policies import HeartbeatPolicy, SlotPolicy, StreamPolicy
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.database import Database

@@ -28,7 +28,6 @@ from unittest import mock
 
 from pgcdc_assets.demo.server import EmbeddedServer
 from pgcdc_assets.errors import TransientError
-from pgcdc_assets.policies import MessagePolicy
 from pgcdc_assets.postgres.connection import ConnectionSettings
 from pgcdc_assets.postgres.stream import start as stream_start
 from pgcdc_assets.postgres.stream import tls_transport
@@ -36,6 +35,7 @@ from pgcdc_assets.postgres.stream.plugin_options import PluginOptions, Streaming
 from pgcdc_assets.protocol.logical_messages import NO_TRANSACTION
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings.policies import MessagePolicy
 from pgcdc_assets_tests.support import capture_failpoints
 from pgcdc_assets_tests.support.certificates import Certificates
 from pgcdc_assets_tests.support.convergence.oracle import (

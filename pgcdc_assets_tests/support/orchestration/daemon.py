@@ -26,7 +26,7 @@ _CAPTURE = """
 import dagster as dg
 from pgcdc_assets import CdcCapture, CdcTable, build_cdc_definitions, on_new_merges
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource
-from pgcdc_assets.policies import WindowPolicy
+from pgcdc_assets.settings.policies import WindowPolicy
 
 cdc = [build_cdc_definitions(
     CdcCapture(

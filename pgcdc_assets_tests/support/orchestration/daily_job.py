@@ -21,10 +21,10 @@ def run(uri: str, keys: list[str]) -> dict[str, Any]:
     from pgcdc_assets.merge import MergeFailure, merge_tables, rebuild_table
     from pgcdc_assets.orchestration.build import build_cdc_definitions
     from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, SparkResource
-    from pgcdc_assets.policies import RetentionPolicy
     from pgcdc_assets.raw.lake import Lake
     from pgcdc_assets.raw.zone import RawZone
     from pgcdc_assets.settings import CdcCapture, CdcTable
+    from pgcdc_assets.settings.policies import RetentionPolicy
     from pgcdc_assets.tables.state import table_path
     from pgcdc_assets_tests.support.spark import CONF
 

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from pgcdc_assets.catalog_policy import CatalogPolicy
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.policies import (
+from pgcdc_assets.settings.catalog import CatalogPolicy
+from pgcdc_assets.settings.column_types import parse_types
+from pgcdc_assets.settings.policies import (
     DEFAULT_POLICIES,
     DELETE,
     FOLLOW,
@@ -29,9 +30,8 @@ from pgcdc_assets.policies import (
     WindowPolicy,
     check_policies,
 )
+from pgcdc_assets.settings.selection import TableSelection
 from pgcdc_assets.table_name import TableName
-from pgcdc_assets.table_selection import TableSelection
-from pgcdc_assets.type_setting import parse_types
 
 # Asset keys, job names, lake folders and slots contain the name, and allow these characters.
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pgcdc_assets.errors import ConfigurationError
-from pgcdc_assets.variable_setting import check_variable_name
+from pgcdc_assets.settings.variables import check_variable_name
 
 # The schemes of Amazon's S3 and of compatible stores.
 S3_SCHEMES = ("s3", "s3a")

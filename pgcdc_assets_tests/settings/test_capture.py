@@ -16,7 +16,8 @@ from pgcdc_assets.orchestration.settings_metadata import (
     read_capture_settings,
     write_capture_settings,
 )
-from pgcdc_assets.policies import (
+from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.settings.policies import (
     CheckPolicy,
     HeartbeatPolicy,
     MessagePolicy,
@@ -24,7 +25,6 @@ from pgcdc_assets.policies import (
     StreamPolicy,
     WindowPolicy,
 )
-from pgcdc_assets.settings import CdcCapture, CdcTable
 
 ORDERS = CdcTable("shop", "orders", (1,), ("id",))
 

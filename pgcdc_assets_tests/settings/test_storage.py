@@ -11,7 +11,13 @@ from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.component_storage import StorageModel
 from pgcdc_assets.orchestration.project.code_location import load_defs_folders
 from pgcdc_assets.raw.lake import Lake
-from pgcdc_assets.storage import ACCESS_KEY, SECRET_KEY, Storage, check_lake_uri, storage_of
+from pgcdc_assets.settings.storage import (
+    ACCESS_KEY,
+    SECRET_KEY,
+    Storage,
+    check_lake_uri,
+    storage_of,
+)
 
 AMAZON = {"aws_conditional_put": "etag", "aws_virtual_hosted_style_request": "true"}
 URL = "https://s3.example.com"

@@ -13,9 +13,9 @@ from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.project import home
 from pgcdc_assets.orchestration.project.code_location import load_defs_folders
 from pgcdc_assets.orchestration.resources import LakeResource, PostgresResource, open_resources
-from pgcdc_assets.policies import SnapshotPolicy
-from pgcdc_assets.storage import Storage, storage_of
-from pgcdc_assets.variable_setting import check_variable_name
+from pgcdc_assets.settings.policies import SnapshotPolicy
+from pgcdc_assets.settings.storage import Storage, storage_of
+from pgcdc_assets.settings.variables import check_variable_name
 
 # The texts that a user may write by mistake: a URI, a connection string, and keys of a store.
 SECRETS = (

@@ -8,8 +8,8 @@ import pytest
 
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.settings import CdcCapture, CdcTable
+from pgcdc_assets.settings.selection import TablePattern, TableSelection
 from pgcdc_assets.table_name import TableName
-from pgcdc_assets.table_selection import TablePattern, TableSelection
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pgcdc_assets.errors import ConfigurationError
+from pgcdc_assets.settings.variables import check_variable_name
 from pgcdc_assets.table_name import TableName
-from pgcdc_assets.variable_setting import check_variable_name
 
 MEGABYTE = 1024 * 1024
 
