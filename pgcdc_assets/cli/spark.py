@@ -6,7 +6,7 @@ import argparse
 import os
 
 from pgcdc_assets.cli.output import say
-from pgcdc_assets.cli.spark_prepare import prepare
+from pgcdc_assets.cli.spark_prepare import prepare_spark
 from pgcdc_assets.cli.tables import duration
 from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.orchestration.project.home import SPARK_VARIABLE, default_lake, state_folder
@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _prepare() -> int:
     say("Preparing Spark, which takes half a minute; the first time downloads 87 MB of jars")
-    archive, is_new = prepare()
+    archive, is_new = prepare_spark()
     print(f"{'Prepared' if is_new else 'Already prepared'}: {archive}")
     return 0
 

@@ -18,7 +18,7 @@ _CLASSES = "pgcdc_assets.cli.spark_classes"
 _LINES_OF_OUTPUT = 5
 
 
-def prepare() -> tuple[Path, bool]:
+def prepare_spark() -> tuple[Path, bool]:
     """Resolve Spark's jars, and write the archive of classes, if they are not there.
 
     Returns:

@@ -249,7 +249,7 @@ def create_again(
     """
     from pyspark.sql import functions as F
 
-    from pgcdc_assets.spark.errors import failure_of, is_conflict
+    from pgcdc_assets.spark.errors import describe_failure, is_conflict
 
     try:
         if open_table(zone.lake, path) is not None:
@@ -277,7 +277,7 @@ def create_again(
     except Exception as error:
         if is_conflict(error):
             raise _created_by_another(path) from error
-        raise _not_created(path, failure_of(error)) from error
+        raise _not_created(path, describe_failure(error)) from error
     if not is_written(zone, path, step):
         raise _created_by_another(path)
     record_watermark(zone, path)
@@ -303,13 +303,13 @@ def explain_overwrite(path: str, error: Exception) -> PgcdcError:
 
     The text of a Spark error may quote values of rows.
     """
-    from pgcdc_assets.spark.errors import definite_condition_of, failure_of
+    from pgcdc_assets.spark.errors import definite_condition_of, describe_failure
 
     definite = definite_condition_of(error)
     if definite is None:
         return explain_store_error(path, error) or TransientError(
-            reason=f"The rebuild of the Delta table {path} was not finished: {failure_of(error)}. "
-            "Run it again."
+            reason=f"The rebuild of the Delta table {path} was not finished: "
+            f"{describe_failure(error)}. Run it again."
         )
     return DefiniteError(
         reason=f"The Delta table {path} cannot be rebuilt: Spark reported "

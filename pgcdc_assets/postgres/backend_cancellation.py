@@ -66,12 +66,12 @@ def end_session(settings: ConnectionSettings, connection: Connection) -> None:
     """
     # Read before the cut, after which the other thread closes its connection.
     request = _request(settings, connection)
-    cut(connection)
+    cut_connection(connection)
     if request is not None:
         _send(request)
 
 
-def cut(connection: Connection) -> None:
+def cut_connection(connection: Connection) -> None:
     """Cut the connection of a session: the other thread gets a lost connection at once."""
     with contextlib.suppress(psycopg2.Error, OSError), _socket(connection) as shared:
         # Closed by a reset: after a mere FIN, a server may wait for minutes for room in the receive

@@ -213,7 +213,9 @@ def execute(conn: pq.abc.PGconn, command: bytes, timeout_seconds: float) -> pq.a
     return _answer(conn, lambda: conn.send_query(command), timeout_seconds)
 
 
-def prepare(conn: pq.abc.PGconn, statement: bytes, timeout_seconds: float) -> pq.abc.PGresult:
+def prepare_statement(
+    conn: pq.abc.PGconn, statement: bytes, timeout_seconds: float
+) -> pq.abc.PGresult:
     """Prepare one statement, which the server analyses and does not execute; return the result.
 
     The extended protocol refuses several statements in one text.

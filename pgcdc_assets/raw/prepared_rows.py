@@ -143,7 +143,7 @@ def _format_relation(index: int, announced: StreamedRelation, *, is_own: bool) -
     )
 
 
-def parse_relation(text: str, xid: int) -> tuple[int, StreamedRelation]:
+def parse_streamed_relation(text: str, xid: int) -> tuple[int, StreamedRelation]:
     """Return the index and the relation of a row with op `relation`.
 
     Args:

@@ -41,7 +41,7 @@ from pgcdc_assets.raw.prepared_rows import (
     UNKNOWN,
     fact_rows,
     key_row,
-    parse_relation,
+    parse_streamed_relation,
     to_spooled,
     write_changes,
 )
@@ -232,7 +232,7 @@ class PreparedStore:
                 if row["op"] == ENDED:
                     ends.append(((row["epoch"], key), row["ended_by"], writer_of(file.path)))
                 elif row["op"] == RELATION:
-                    index, relation = parse_relation(row["new"][0], key.xid)
+                    index, relation = parse_streamed_relation(row["new"][0], key.xid)
                     found[row["epoch"], key].announced[index] = relation
                 else:
                     found[row["epoch"], key] = _Stored(

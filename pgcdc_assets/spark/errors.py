@@ -108,7 +108,7 @@ def full_disk_of(error: Exception) -> str | None:
     return next((known for known in _FULL_DISK if known in text), None)
 
 
-def failure_of(error: Exception) -> str:
+def describe_failure(error: Exception) -> str:
     """Return what failed, for a sentence: a full disk with the remedy, or Spark's condition."""
     full = full_disk_of(error)
     if full is None:

@@ -235,9 +235,9 @@ def _merge_files(session: SparkSession, path: str) -> MaintenanceReport:
 
 
 def _failure(path: str, error: Exception) -> TransientError:
-    from pgcdc_assets.spark.errors import failure_of
+    from pgcdc_assets.spark.errors import describe_failure
 
     return TransientError(
-        reason=f"The maintenance of {path} failed: {failure_of(error)}. No row is harmed; the next "
-        "maintenance continues."
+        reason=f"The maintenance of {path} failed: {describe_failure(error)}. No row is harmed; the "
+        "next maintenance continues."
     )

@@ -60,7 +60,7 @@ def advance_by_spark(
     Raises:
         TransientError: the table cannot be written.
     """
-    from pgcdc_assets.spark.errors import failure_of, is_conflict
+    from pgcdc_assets.spark.errors import describe_failure, is_conflict
 
     table = open_table(zone.lake, path)
     if table is None or read_position(zone, table, path) != before:
@@ -75,7 +75,7 @@ def advance_by_spark(
         if not is_conflict(error):
             raise TransientError(
                 reason=f"The watermark of the Delta table {path} cannot be written: "
-                f"{failure_of(error)}. No row is lost; run it again."
+                f"{describe_failure(error)}. No row is lost; run it again."
             ) from error
 
 

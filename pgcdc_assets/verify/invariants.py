@@ -236,9 +236,9 @@ def _explained(name: str) -> Iterator[None]:
         raise
     except Exception as error:
         # Import late: a check of a small table needs no Spark.
-        from pgcdc_assets.spark.errors import failure_of
+        from pgcdc_assets.spark.errors import describe_failure
 
         raise TransientError(
-            reason=f"The invariants of table {name} were not checked: {failure_of(error)}. Run the "
-            "check again."
+            reason=f"The invariants of table {name} were not checked: "
+            f"{describe_failure(error)}. Run the check again."
         ) from error

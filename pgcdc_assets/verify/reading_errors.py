@@ -93,7 +93,7 @@ class TableReading:
             MEMORY_REMEDY,
             OUT_OF_MEMORY,
             condition_of,
-            failure_of,
+            describe_failure,
             full_disk_of,
             is_definite,
             text_of,
@@ -109,7 +109,7 @@ class TableReading:
                 reason=f"{what}, because Spark's memory was used up. {MEMORY_REMEDY}."
             )
         if full_disk_of(error) is not None:
-            return TransientError(reason=f"{what}: {failure_of(error)}. Run it again.")
+            return TransientError(reason=f"{what}: {describe_failure(error)}. Run it again.")
         if any(known in text for known in _FILE_ERRORS):
             if self._has_file_in(text):
                 reason = f"a file is missing or damaged ({condition})"

@@ -8,7 +8,7 @@ import pytest
 
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.raw.delta.table import RawTable
-from pgcdc_assets.raw.prepared_rows import parse_relation
+from pgcdc_assets.raw.prepared_rows import parse_streamed_relation
 from pgcdc_assets.raw.zone import RawZone
 
 
@@ -50,9 +50,9 @@ def test_a_relation_that_an_early_release_stored_is_read() -> None:
         '{"index": 3, "version": 2, "relation_id": 7, "schema": "public", "table": "t", '
         '"replica_identity": "d", "columns": [["id", 23, -1, true]]}'
     )
-    index, announced = parse_relation(text, 701)
+    index, announced = parse_streamed_relation(text, 701)
     assert (index, announced.xid, announced.version) == (3, 0, 2)
     assert announced.relation.qualified_name == "public.t"
     own = text.replace("{", '{"is_own": true, "is_for_row": false, ')
-    _, announced = parse_relation(own, 701)
+    _, announced = parse_streamed_relation(own, 701)
     assert (announced.xid, announced.is_for_row) == (701, False)

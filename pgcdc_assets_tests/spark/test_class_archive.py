@@ -95,7 +95,7 @@ def test_a_missing_java_is_named_by_prepare_and_prevents_no_start(
     monkeypatch.setenv("JAVA_HOME", str(cache / "nothing"))
     assert with_archive(CONF) == CONF
     with pytest.raises(ConfigurationError, match="JAVA_HOME is"):
-        spark_prepare.prepare()
+        spark_prepare.prepare_spark()
 
 
 def test_a_cache_that_cannot_be_written_is_named(
@@ -104,7 +104,7 @@ def test_a_cache_that_cannot_be_written_is_named(
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(ConfigurationError, match="XDG_CACHE_HOME"):
-        spark_prepare.prepare()
+        spark_prepare.prepare_spark()
 
 
 @pytest.mark.spark
@@ -123,9 +123,9 @@ def test_prepare_makes_a_new_process_load_its_classes_from_the_archive(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("JDK_JAVA_OPTIONS")
-    archive, is_new = spark_prepare.prepare()
+    archive, is_new = spark_prepare.prepare_spark()
     assert (archive.exists(), is_new) == (True, True)
-    assert spark_prepare.prepare() == (archive, False)
+    assert spark_prepare.prepare_spark() == (archive, False)
     assert with_archive(start_conf(embedded_conf()))[JAVA_OPTIONS].count(str(archive)) == 1
     log = cache / "classes.log"
     monkeypatch.setenv("JDK_JAVA_OPTIONS", f"-Xlog:class+load:file={log}")

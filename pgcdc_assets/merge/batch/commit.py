@@ -62,7 +62,7 @@ _FILE_METADATA = {"org.apache.spark.version": pyspark.__version__}
 _LEGACY = frozenset({b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96"})
 
 
-def read_rows(zone: RawZone, state: ScdState, schema: TableSchema) -> pa.Table:
+def read_stored_rows(zone: RawZone, state: ScdState, schema: TableSchema) -> pa.Table:
     """Read a table's rows, of a history the current versions, with the columns of a schema.
 
     Raises:

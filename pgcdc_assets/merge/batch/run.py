@@ -19,7 +19,7 @@ from pgcdc_assets import failpoints
 from pgcdc_assets.errors import PgcdcError
 from pgcdc_assets.merge.batch.casts import Casts
 from pgcdc_assets.merge.batch.column_types import arrow_schema
-from pgcdc_assets.merge.batch.commit import create_table, read_rows, replace_rows
+from pgcdc_assets.merge.batch.commit import create_table, read_stored_rows, replace_rows
 from pgcdc_assets.merge.batch.contents import Contents
 from pgcdc_assets.merge.batch.events import MOST_FILLED_BYTES
 from pgcdc_assets.merge.batch.images import fresh_contents, merge_contents
@@ -243,7 +243,7 @@ class SmallMerges:
         elif task.state is not None and is_emptied:
             removed = task.state.row_count or 0
         elif task.state is not None:
-            before = read_rows(self.zone, task.state, schema)
+            before = read_stored_rows(self.zone, task.state, schema)
         if is_emptied and before is not None:
             removed, before = before.num_rows, None
         if each.changed is None:
@@ -261,7 +261,7 @@ class SmallMerges:
         task, schema = each.merge.task, each.merge.schema
         epoch, inserted = task.plan.epoch, 0
         if task.state is not None:
-            stored = read_rows(self.zone, task.state, schema)
+            stored = read_stored_rows(self.zone, task.state, schema)
         else:
             assert each.copied is not None
             stored = begin_versions(each.copied.typed(casts).rows, epoch)

@@ -71,7 +71,7 @@ def dagster_failures(capture: str) -> Iterator[None]:
         raise dg.RetryRequested(MAX_RETRIES, SECONDS_BETWEEN) from without_values(error)
     except errors.PgcdcError as error:
         named = error.in_capture(capture)
-        raise failure_of(named) from without_values(named)
+        raise build_failure(named) from without_values(named)
     except Exception as error:
         shown = without_values(error)
         raise shown from shown.__cause__
@@ -123,7 +123,7 @@ def _cause_of(error: BaseException) -> BaseException | None:
     return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def failure_of(error: errors.PgcdcError) -> dg.Failure:
+def build_failure(error: errors.PgcdcError) -> dg.Failure:
     """Return the failure of an error that retries cannot resolve."""
     metadata = {"error": type(error).__name__}
     return dg.Failure(str(error), metadata=metadata, allow_retries=False)

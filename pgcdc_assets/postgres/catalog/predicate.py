@@ -21,7 +21,7 @@ from psycopg.errors import lookup
 from pgcdc_assets.errors import ConfigurationError, ConnectionLost, PgcdcError, TransientError
 from pgcdc_assets.postgres.catalog.relations import PublishedTable
 from pgcdc_assets.postgres.connection import ConnectionSettings
-from pgcdc_assets.postgres.libpq import execute, open_session, prepare
+from pgcdc_assets.postgres.libpq import execute, open_session, prepare_statement
 from pgcdc_assets.table_name import quoted
 
 _PARENTHESES = ("(\n", "\n)")
@@ -53,8 +53,8 @@ def check_predicate(settings: ConnectionSettings, table: PublishedTable, predica
     start = f"select 1 from {'' if table.is_partitioned else 'only '}{source} where "
     with _session(settings, relation.qualified_name) as conn:
         for run, (opening, end) in (
-            (prepare, _PARENTHESES),
-            (prepare, _BRACKETS),
+            (prepare_statement, _PARENTHESES),
+            (prepare_statement, _BRACKETS),
             # EXPLAIN refuses parameters such as $1, which a prepared statement may have.
             (execute, _PARENTHESES),
         ):

@@ -17,7 +17,7 @@ from psycopg2 import sql
 from psycopg2.errors import UndefinedColumn, UndefinedTable
 
 from pgcdc_assets.errors import ConnectionLost, PgcdcError, SnapshotEnded, TableChanged
-from pgcdc_assets.postgres.backend_cancellation import cut, end_session
+from pgcdc_assets.postgres.backend_cancellation import cut_connection, end_session
 from pgcdc_assets.postgres.catalog.relations import PublishedTable
 from pgcdc_assets.postgres.connection import (
     ConnectionSettings,
@@ -281,7 +281,7 @@ class SnapshotReader:
         """End the read of another thread, and its connections, also if the server is silent."""
         conn = self._conn
         for current in self._current:
-            cut(current)
+            cut_connection(current)
         if conn is not None:
             end_session(self._settings, conn)
 
