@@ -238,6 +238,6 @@ def _failure(path: str, error: Exception) -> TransientError:
     from pgcdc_assets.spark.errors import describe_failure
 
     return TransientError(
-        reason=f"The maintenance of {path} failed: {describe_failure(error)}. No row is harmed; the "
-        "next maintenance continues."
+        reason=f"The maintenance of {path} failed: {describe_failure(error)}. No row is "
+        "harmed; the next maintenance continues."
     )
