@@ -69,7 +69,7 @@ def _prepare_installation() -> None:
     """
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     compileall.compile_dir(Path(pgcdc_assets.__file__).parent, quiet=1)
-    spark_prepare.prepare()
+    spark_prepare.prepare_spark()
 
 
 def _run(name: str, benchmark: Benchmark, commit: str | None) -> list[Result]:
