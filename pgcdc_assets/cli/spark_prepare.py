@@ -16,6 +16,7 @@ from pgcdc_assets.spark.settings import embedded_conf
 
 _CLASSES = "pgcdc_assets.cli.spark_classes"
 _LINES_OF_OUTPUT = 5
+_TRACE = "Traceback (most recent call last):"
 
 
 def prepare_spark() -> tuple[Path, bool]:
@@ -71,5 +72,7 @@ def _run(arguments: list[str]) -> None:
         check=False,
     )
     if done.returncode:
-        said = " / ".join(done.stdout.strip().splitlines()[-_LINES_OF_OUTPUT:])
+        # Without the stack trace, whose lines begin with blanks.
+        lines = [line for line in done.stdout.splitlines() if line.strip() == line != _TRACE]
+        said = " / ".join(lines[-_LINES_OF_OUTPUT:])
         raise ConfigurationError(reason=f"Spark cannot be prepared: {said}")

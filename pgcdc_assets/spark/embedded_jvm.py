@@ -19,7 +19,9 @@ import psutil
 from pyspark import SparkContext
 from pyspark.errors import PySparkRuntimeError
 
+from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.spark.jars import JARS, MASTER, PACKAGES, is_one_machine
+from pgcdc_assets.spark.java import find_java
 from pgcdc_assets.spark.properties_file import properties_file
 
 # PySpark adds the arguments in this variable to its own.
@@ -35,6 +37,9 @@ def with_jvm(conf: Mapping[str, str]) -> dict[str, str]:
 
     PySpark replaces the resolved jars of its JVM by the setting `spark.jars`. The executors of a
     cluster would get the jars of this setting only, so the returned setting has all jars.
+
+    Raises:
+        ConfigurationError: the JVM cannot start.
     """
     # PySpark's own lock of the launch.
     with SparkContext._lock:
@@ -51,6 +56,9 @@ def _launch(conf: Mapping[str, str]) -> None:
 
     PySpark forks this process to launch a JVM. If the process also uses gRPC (a Spark Connect
     client, Dagster), the fork can end in a handler of gRPC before it becomes a JVM. Seen once.
+
+    Raises:
+        ConfigurationError: the JVM has ended twice. It prints the reason to the standard error.
     """
     with (
         tempfile.TemporaryDirectory(prefix="pgcdc-spark-") as folder,
@@ -59,11 +67,23 @@ def _launch(conf: Mapping[str, str]) -> None:
         _ending_unfinished_launch(file),
     ):
         try:
-            SparkContext._ensure_initialized()
-        except PySparkRuntimeError as error:
-            if error.getCondition() != _NOT_LAUNCHED:
-                raise
-            SparkContext._ensure_initialized()
+            _launch_once()
+        except ConfigurationError:
+            _launch_once()
+
+
+def _launch_once() -> None:
+    try:
+        SparkContext._ensure_initialized()
+    except PySparkRuntimeError as error:
+        if error.getCondition() != _NOT_LAUNCHED:
+            raise
+        raise ConfigurationError(
+            reason=f"Spark did not start, because its JVM ({find_java()}) ended. The JVM printed "
+            "the reason, such as a wrong option in spark.driver.extraJavaOptions, more memory in "
+            "spark.driver.memory than the machine has, or a module that this Java lacks. Correct "
+            "the capture's spark_config, or set JAVA_HOME to the folder of a whole Java 17 or 21."
+        ) from None
 
 
 @contextmanager

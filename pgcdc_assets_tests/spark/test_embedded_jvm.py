@@ -7,10 +7,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
+
+from pgcdc_assets.cli.spark_prepare import prepare_spark
+from pgcdc_assets.errors import ConfigurationError
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.sampled]
 
@@ -119,6 +123,41 @@ def test_a_jvm_whose_launch_ends_at_once_is_launched_again(tmp_path: Path) -> No
     assert (tmp_path / "launched").exists()
 
 
+_BROKEN = """#!/bin/bash
+echo started >> {folder}/launched
+echo "Module jdk.incubator.vector not found" >&2
+exit 1
+"""
+
+
+def test_a_jvm_that_cannot_start_is_an_error_with_the_java_and_the_remedy(tmp_path: Path) -> None:
+    _replace_submit(tmp_path, _BROKEN)
+    done = _run(
+        "from pgcdc_assets.errors import ConfigurationError\n"
+        "from pgcdc_assets.spark.session import spark_session\n"
+        "try:\n    spark_session('broken')\n"
+        "except ConfigurationError as error:\n    print(error)\n",
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.startswith("Spark did not start, because its JVM (/")
+    assert "set JAVA_HOME to the folder of a whole Java 17 or 21" in done.stdout
+    assert (tmp_path / "launched").read_text().count("started") == 2
+
+
+def test_prepare_shows_what_the_jvm_printed_without_a_stack_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").mkdir()
+    _replace_submit(tmp_path / "home", _BROKEN)
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="incubator") as raised:
+        prepare_spark()
+    assert "Spark did not start, because its JVM (" in str(raised.value)
+    assert "File " not in str(raised.value)
+
+
 _ENDLESS = """
 import os, time
 from pathlib import Path
@@ -151,6 +190,10 @@ def test_a_jvm_whose_launch_is_interrupted_ends(tmp_path: Path) -> None:
     done = _run(_INTERRUPTED.format(folder=tmp_path), tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     pid = int((tmp_path / "pid").read_text())
+    # The parent has ended, so process 1 takes the ended process from the list.
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
     is_there = psutil.pid_exists(pid)
     if is_there:
         psutil.Process(pid).kill()
