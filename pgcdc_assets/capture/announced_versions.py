@@ -45,7 +45,7 @@ class RelationChange:
     relation: Relation
     before: Relation | None
     lsn: Lsn
-    doubt: str = ""
+    doubt: str
 
     @property
     def is_known(self) -> bool:

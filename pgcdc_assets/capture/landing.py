@@ -106,7 +106,6 @@ class Landing:
         decoder, meter = self.source.decoder, self.meter
         meter.enter(Phase.WAITING)
         for batch in self.source.messages():
-            self.work.check()
             meter.enter(Phase.DECODING)
             for decoded in self._decoded(batch):
                 self.work.check()

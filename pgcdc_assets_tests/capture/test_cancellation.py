@@ -9,16 +9,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import pytest
 
 from pgcdc_assets.capture import session as session_module
 from pgcdc_assets.capture.cancellation import CancellationToken, Work
+from pgcdc_assets.capture.connections import SessionConnections
 from pgcdc_assets.capture.landing import Landing
 from pgcdc_assets.capture.limits import CaptureLimits
+from pgcdc_assets.capture.meter import Meter
+from pgcdc_assets.capture.source_stream import SourceStream
 from pgcdc_assets.capture.window import capture_window
 from pgcdc_assets.errors import CaptureCancelled, ConnectionLost
 from pgcdc_assets.postgres.stream.connection import ReplicationStream
+from pgcdc_assets.postgres.stream.request import StreamSettings
+from pgcdc_assets.postgres.stream.transport import WireSettings
 from pgcdc_assets.raw.delta.files import FileWriter
 from pgcdc_assets.raw.delta.table import RawTable
 from pgcdc_assets_tests.support.captures import Capturing
@@ -232,6 +238,68 @@ def test_an_abandoned_landing_does_not_commit(
         ),
         "the abandoned thread to close its connections",
     )
+
+
+@pytest.mark.parametrize("is_started", [True, False])
+def test_an_abandoned_capture_without_messages_releases_its_connections(
+    capturing: Capturing, monkeypatch: pytest.MonkeyPatch, is_started: bool
+) -> None:
+    """The cancellation comes during the wait for messages, or during the start of the stream."""
+    capturing.begin("create table t (id int)")
+    # The messages of this window never arrive.
+    window = capturing.window(extra_bytes=1 << 30)
+    step, token = Step(), CancellationToken()
+    open_source = SessionConnections._open_source
+
+    def open_late(*arguments: Any) -> SourceStream:
+        source = open_source(*arguments)
+        step.reached.set()
+        if not is_started:
+            step.released.wait(HANG)
+        return source
+
+    monkeypatch.setattr(SessionConnections, "_open_source", open_late)
+    with (
+        _cancelled_when(step, token),
+        capturing.session(token=token) as session,
+        pytest.raises(CaptureCancelled),
+    ):
+        session.land(window)
+    step.released.set()
+    wait_until(lambda: not capturing.sessions(), "the end of the connections", limit_seconds=20)
+
+
+def test_an_abandoned_landing_decodes_no_further_rows(
+    capturing: Capturing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A streamed transaction may have gigabytes of rows in one batch of messages."""
+    capturing.begin("create table t (id int, v text)")
+    capturing.database.execute(
+        "insert into t select i, repeat('x', 100) from generate_series(1, 1000) i"
+    )
+    window = capturing.window()
+    step, token = Step(), CancellationToken()
+    add, decoded = Meter.add, list[int]()
+
+    def hang(meter: Meter, **figures: int) -> None:
+        add(meter, **figures)
+        if "rows" in figures:
+            decoded.append(figures["rows"])
+            step.reached.set()
+            step.released.wait(HANG)
+
+    monkeypatch.setattr(Meter, "add", hang)
+    small = CaptureLimits(stream=StreamSettings(wire=WireSettings(batch_bytes=16 * 1024)))
+    with (
+        _cancelled_when(step, token),
+        capturing.session(small, token) as session,
+        pytest.raises(CaptureCancelled),
+    ):
+        session.land(window)
+    step.released.set()
+    wait_until(lambda: not capturing.sessions(), "the end of the connections")
+    assert len(decoded) == 1
+    assert capturing.rows() == []
 
 
 def test_a_cancelled_token_prevents_the_first_connection(

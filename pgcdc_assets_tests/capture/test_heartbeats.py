@@ -14,6 +14,7 @@ from pgcdc_assets import failpoints
 from pgcdc_assets.capture.limits import CaptureLimits
 from pgcdc_assets.capture.progress import Notice, Report
 from pgcdc_assets.capture.session import CaptureSession
+from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.cli.check import examine_capture
 from pgcdc_assets.errors import RawZoneError, SlotTaken
 from pgcdc_assets.lsn import Lsn
@@ -21,7 +22,7 @@ from pgcdc_assets.postgres.heartbeat import create_table_sql
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
-from pgcdc_assets.settings.policies import HeartbeatPolicy
+from pgcdc_assets.settings.policies import HeartbeatPolicy, SlotPolicy
 from pgcdc_assets.table_name import TableName, quoted
 from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.proxy import TcpProxy
@@ -273,6 +274,24 @@ def test_a_second_lake_is_refused_by_the_name_of_the_first(
     beating.capture(limits=ROWS)
 
 
+def test_a_session_in_progress_reports_that_another_lake_has_taken_over(
+    beating: Capturing,
+) -> None:
+    reports: list[Report] = []
+    with _session(beating, ROWS, reports) as session:
+        session.land(beating.window())
+        beating.database.execute(f"update {NAME} set lake_id = 'other', lake = 'elsewhere'")
+
+        def notices() -> list[str]:
+            session.read_current_lsn()
+            return [str(report) for report in reports if isinstance(report, Notice)]
+
+        [notice] = wait_until(notices, "the notice", limit_seconds=30)
+        assert session.finish()
+    assert f"another lake has taken over slot {beating.slot}" in notice
+    assert _row(beating)["lake"] == "elsewhere"
+
+
 def _restore(beating: Capturing, heartbeat: int, *, keeps_version: bool) -> None:
     """Put an earlier heartbeat back, as a restore does; or as a dump does, in a new version."""
     xid = "" if keeps_version else ", xid = pg_current_xact_id()"
@@ -289,8 +308,15 @@ def test_an_earlier_heartbeat_shows_a_restored_source(beating: Capturing) -> Non
         session.land(beating.window())
     before = beating.confirmed()
     _restore(beating, first, keeps_version=False)
-    with pytest.raises(RawZoneError, match=r"restored from an older copy.*pgcdc renew"):
-        beating.capture(limits=ROWS)
+    slot_policy = SlotPolicy(heartbeat=ROWS.heartbeat)
+    arguments = (beating.settings, beating.zone, beating.slot, "pub")
+    for call in (
+        lambda: beating.capture(limits=ROWS),
+        lambda: snapshot_tables(*arguments, slot_policy=slot_policy),
+    ):
+        with pytest.raises(RawZoneError, match=r"restored from an older copy.*pgcdc renew"):
+            call()
+    assert beating.zone.snapshots.complete_snapshots() == []
     assert beating.confirmed() == before
     assert beating.texts("t") == [["1"]]
     [error] = _findings(beating, "owner", HeartbeatPolicy(table=str(TABLE)))

@@ -57,6 +57,7 @@ def test_a_partition_that_was_attached_and_detached_needs_a_snapshot(rooted: Cap
     (event,) = captured(rooted)
     assert shown([event]) == ["root partition_detached!"]
     assert event.lsn >= before, "a snapshot at or above the LSN has no row of the partition"
+    assert event.seen_at is not None
     assert "public.single" in event.detail
     # The stream does not announce the partition again.
     execute("insert into root values (2)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import Barrier
 from typing import Any
 
@@ -170,6 +171,26 @@ def test_a_recreated_and_renamed_table_gets_a_snapshot(capturing: Capturing) -> 
     _snapshot(capturing, _T)
     assert capturing.zone.source_relations(1).newest_ids([_T]) == {_T: oid}
     assert _open(capturing) == []
+
+
+def test_a_poll_between_two_windows_of_a_session_tells_the_columns_of_a_table_that_is_gone(
+    capturing: Capturing,
+) -> None:
+    """F6: the catalog does not have the table any more when its row arrives."""
+    capturing.begin(_TABLE)
+    execute = capturing.database.execute
+    with capturing.session() as session:
+        execute("insert into t values (2, 2)")
+        session.land(capturing.window())
+        execute("create table u (gone int, id int primary key); alter table u drop gone")
+        zone = RawZone(capturing.zone.lake, capturing.zone.name)
+        assert poll(replace(capturing, zone=zone)) == []
+        for statement in ("insert into u values (1)", "drop table u"):
+            execute(statement)
+        session.land(capturing.window())
+        assert session.finish()
+    newest = capturing.zone.relations.versions(1)[-1].relation
+    assert (newest.table, [column.attnum for column in newest.columns]) == ("u", [2])
 
 
 def test_a_new_epoch_begins_without_events(capturing: Capturing) -> None:

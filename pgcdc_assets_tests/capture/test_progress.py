@@ -87,6 +87,7 @@ def test_a_session_reports_its_source_and_where_its_time_goes(capturing: Capturi
     assert after.captured_through == landed.window.end
     assert after.lag_bytes is not None
     assert not any(SECRET in str(report) for report in reports)
+    assert "MB and 1.5 s" in str(replace(after, lag_bytes=0, lag_seconds=1.5))
     phases = landed.phase_seconds
     assert phases[Phase.CONNECTING] > 0
     assert phases[Phase.WAITING] > 0 and phases[Phase.DECODING] > 0

@@ -127,6 +127,7 @@ def test_the_error_about_a_missing_publication_has_its_create_statement(
         with pytest.raises(ConfigurationError) as caught:
             call()
         assert wanted in str(caught.value)
+        assert "begin a new epoch with pgcdc renew --name test" in str(caught.value)
     [unknown] = [f for f in run_preflight(settings, "pub", slot) if f.severity == "error"]
     assert 'create publication "pub" for table SCHEMA.TABLE.' in unknown.message
 

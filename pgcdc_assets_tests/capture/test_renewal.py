@@ -118,12 +118,15 @@ def test_after_a_move_to_another_cluster_a_new_epoch_continues(
     pipeline.start(_TABLE, "insert into t values (1, 'a')")
     before = pipeline.zone.epochs.latest()
     assert before is not None
-    pipeline.zone.epochs.append(replace(before, epoch=2, system_identifier="1"))
+    other = replace(before, epoch=2, system_identifier="1", start_lsn=Lsn(1 << 50))
+    pipeline.zone.epochs.append(other)
     with pytest.raises(RawZoneError, match=r"on cluster 1, not from .* pgcdc renew"):
         pipeline.copy()
 
     renewed = _renew(pipeline, adopt_slot=True)
     assert (renewed.epoch, renewed.system_identifier) == (3, before.system_identifier)
+    # The LSNs of two clusters cannot be compared.
+    assert renewed.shared_through is None
     pipeline.copy()
     pipeline.sync()
     pipeline.assert_equal()

@@ -101,6 +101,16 @@ def test_a_landed_window_is_verified_and_reported_with_the_same_figures(
     assert len(capturing.rows()) == 1
 
 
+def test_a_landed_and_confirmed_window_is_reported_without_its_slot(capturing: Capturing) -> None:
+    """A person runs the partition again in Dagster, after the slot was dropped."""
+    window = capturing.begin_with_one_insert()
+    first = capturing.capture(window)
+    capturing.database.execute("select pg_drop_replication_slot(%s)", (capturing.slot,))
+    again = capturing.capture(window)
+    assert again.already_captured
+    assert (again.row_count, again.counts) == (1, first.counts)
+
+
 @pytest.mark.every_pg
 def test_a_lost_confirmation_causes_no_duplicates(
     own_server: EmbeddedServer, tmp_path: Path

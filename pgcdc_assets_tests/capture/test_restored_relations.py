@@ -8,6 +8,7 @@ import pytest
 from deltalake import DeltaTable
 
 from pgcdc_assets.capture.epoch import renew_epoch
+from pgcdc_assets.capture.snapshots.run import snapshot_tables
 from pgcdc_assets.errors import RawZoneError
 from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.raw.zone import RawZone
@@ -32,6 +33,8 @@ def test_numbers_of_lost_relation_versions_are_not_used_again(capturing: Capturi
     older = restored(1)
     with pytest.raises(RawZoneError, match=r"raw/relations.* has 1 .* 3 of them"):
         older.capture()
+    with pytest.raises(RawZoneError, match=r"raw/relations.* has 1 .* 3 of them"):
+        snapshot_tables(older.settings, older.zone, older.slot, "pub")
     assert (older.captured_through(), len(older.zone.relations.versions(1))) == (window, 1)
     whole = restored(3)
     whole.capture()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from pgcdc_assets.capture.schema_watch import poll_catalog
+from pgcdc_assets.errors import RawZoneError
 from pgcdc_assets.postgres.connection import query_connection
 from pgcdc_assets.raw.relations.schema_events import SchemaChange, SchemaEvent
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.captures import Capturing
+from pgcdc_assets_tests.support.database import create_database, drop_database
 
 pytestmark = [pytest.mark.postgres, pytest.mark.every_pg]
 
@@ -224,6 +227,56 @@ def test_a_definition_that_a_table_had_before_has_an_event_at_its_first_row(
     assert [v.version for v in capturing.zone.relations.versions(1)] == [1, 2]
     capturing.capture()
     assert poll(capturing) == []
+
+
+def test_a_change_that_is_taken_back_within_a_window_has_two_events(capturing: Capturing) -> None:
+    """F4: neither look shows the change, and the second version is known."""
+    capturing.begin("create table t (id int primary key); insert into t values (1)")
+    execute = capturing.database.execute
+    execute("insert into t values (2)")
+    capturing.capture()
+    for alteration, row in (("add c int", 3), ("drop c", 4)):
+        execute(f"alter table t {alteration}")
+        execute(f"insert into t values ({row})")
+    capturing.capture()
+    events = capturing.zone.schema_events.read()
+    assert [(event.change, event.columns) for event in events] == [
+        (SchemaChange.COLUMN_ADDED, ("c",)), (SchemaChange.COLUMN_DROPPED, ("c",)),
+    ]  # fmt: skip
+    assert [event.lsn for event in events] == [row["commit_lsn"] for row in capturing.rows()[1:]]
+    assert poll(capturing) == []
+
+
+def test_a_look_right_before_a_commit_has_the_definition_from_before_it(
+    capturing: Capturing,
+) -> None:
+    """F4: the commit record may begin at the LSN of the look. The second version is known."""
+    capturing.begin("create table t (id int primary key, a int); insert into t values (1)")
+    capturing.database.execute("insert into t values (2)")
+    capturing.capture()
+    capturing.database.execute("alter table t rename a to b")
+    with capturing.database.connect(autocommit=False) as conn, conn.cursor() as cursor:
+        cursor.execute("alter table t rename b to a; insert into t values (3)")
+        assert shown(poll(capturing)) == ["t column_renamed a,b"]
+        conn.commit()
+    capturing.capture()
+    events = [e for e in capturing.zone.schema_events.read() if e.columns == ("b", "a")]
+    first = min(events, key=lambda event: event.lsn)
+    assert (first.found_by, first.lsn) == ("stream", capturing.rows()[-1]["commit_lsn"])
+
+
+def test_a_poll_of_another_database_is_refused(capturing: Capturing) -> None:
+    """Otherwise the tables of the captured database would count as dropped."""
+    capturing.begin("create table t (id int primary key)")
+    assert poll(capturing) == []
+    other = create_database(capturing.database.server)
+    try:
+        other.execute("create publication pub for all tables")
+        with pytest.raises(RawZoneError, match=f"not from slot .* of database {other.name} "):
+            poll(replace(capturing, conninfo=other.conninfo))
+    finally:
+        drop_database(other)
+    assert capturing.zone.schema_events.read() == []
 
 
 def test_a_look_at_a_definition_from_before_its_change_stops_no_earlier_row(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
+import psycopg2
 import pytest
+from psycopg2.extras import LogicalReplicationConnection
 
 from pgcdc_assets.capture.epoch import renew_epoch
 from pgcdc_assets.capture.snapshots.run import snapshot_tables
@@ -141,13 +144,34 @@ def test_with_consent_a_slot_is_taken_over_and_the_first_lake_stops(
     _copy(database, other_zone, slot, adopt_slot=True)
     database.execute("insert into t values (4)")
     _capture(database, other_zone, slot)
-    with pytest.raises(SlotAdvanced, match="another lake"):
+    with pytest.raises(SlotAdvanced, match=r"another lake.*pgcdc renew --name test"):
         _capture(database, zone, slot)
     # Renewal would drop the slot of the other lake.
     with pytest.raises(SlotTaken, match="pgcdc renew --name test --adopt-slot"):
         renew_epoch(database.settings(), zone, slot, "pub")
+    before = zone.epochs.latest()
     renewed = renew_epoch(database.settings(), zone, slot, "pub", adopt_slot=True)
     assert renewed.epoch == 2
+    assert before is not None and before.created_at < renewed.created_at
+
+
+def test_a_slot_that_another_program_reads_is_not_dropped_by_a_renewal(
+    database: Database, zone: RawZone, slot: str
+) -> None:
+    _capture_once(database, zone, slot)
+    database.execute("select pg_drop_replication_slot(%s)", (slot,))
+    _make_by_hand(database, slot)
+    stream = psycopg2.connect(
+        database.settings("other").conninfo_for("capture", replication=True),
+        connection_factory=LogicalReplicationConnection,
+    )
+    with closing(stream), stream.cursor() as cursor:
+        cursor.start_replication(slot, options={"proto_version": "1", "publication_names": "pub"})
+        pid = _status(database, slot).active_pid
+        with pytest.raises(SlotBusy, match=rf"{slot} .* process {pid} \(pgcdc capture other\)"):
+            renew_epoch(database.settings(), zone, slot, "pub", adopt_slot=True)
+    assert [epoch.epoch for epoch in zone.epochs.all()] == [1]
+    assert _status(database, slot).slot == slot
 
 
 def test_two_captures_of_one_lake_do_not_share_a_slot(

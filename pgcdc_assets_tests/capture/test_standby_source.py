@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import pytest
 
+from pgcdc_assets.capture.epoch import renew_epoch
 from pgcdc_assets.capture.limits import CaptureLimits
 from pgcdc_assets.capture.snapshots.pool import SnapshotReport
 from pgcdc_assets.capture.snapshots.run import snapshot_tables
-from pgcdc_assets.errors import SlotLost
+from pgcdc_assets.errors import ConfigurationError, SlotLost
 from pgcdc_assets.lsn import Lsn, LsnWindow
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.settings.policies import HeartbeatPolicy, SlotPolicy
 from pgcdc_assets.table_name import TableName
 from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.prepared import two_phase_limits
@@ -119,9 +121,12 @@ def test_the_slot_of_a_standby_advances_while_the_publication_is_idle(
 
 
 def test_a_conflict_with_recovery_that_ends_a_running_stream_names_the_lost_slot(
-    source: Source, capturing: Capturing
+    source: Source, capturing: Capturing, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """B17: the session resumes after the conflict, and finds that the slot is lost."""
+    """B17: the session resumes after the conflict, and finds that the slot is lost.
+
+    A new epoch continues, and no heartbeat is written to a standby.
+    """
     _snapshot(source, capturing)
     with capturing.session(CaptureLimits(resume_seconds=30)) as session:
         source.primary.execute("insert into t values (1)")
@@ -137,3 +142,14 @@ def test_a_conflict_with_recovery_that_ends_a_running_stream_names_the_lost_slot
     assert "set hot_standby_feedback = on on the standby" in str(it.value)
     assert _ids(capturing) == [1]
     assert capturing.captured_through() == capturing.confirmed() == through
+
+    settings = replace(source.standby.settings(), primary=source.primary.settings())
+    policy = SlotPolicy(heartbeat=HeartbeatPolicy(table="public.t"))
+    arguments = (settings, capturing.zone, capturing.slot, "pub")
+    with pytest.raises(ConfigurationError, match="standby"):
+        renew_epoch(*arguments, slot_policy=SlotPolicy(failover=True))
+    assert capturing.status().is_lost, "the slot was dropped"
+    with source.standby_setting("hot_standby_feedback", "on"):
+        renewed = renew_epoch(*arguments, slot_policy=policy)
+    assert (renewed.epoch, renewed.shared_through) == (2, None)
+    assert "heartbeat" not in caplog.text

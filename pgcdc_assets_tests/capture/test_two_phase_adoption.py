@@ -77,6 +77,9 @@ def test_without_the_setting_the_slot_is_refused_with_the_setting(adopting: Capt
     adopting.capture()
     assert adopting.texts("t") == [["1"], ["2"]]
     assert _errors(adopting, two_phase=False) == []
+    # A renewal would lose the changes that the slot holds.
+    with pytest.raises(ConfigurationError, match="can continue"):
+        renew_epoch(adopting.settings, adopting.zone, adopting.slot, "pub")
 
 
 def test_a_transaction_of_another_reader_must_end_before_the_adoption(adopting: Capturing) -> None:

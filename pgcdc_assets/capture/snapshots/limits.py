@@ -49,7 +49,7 @@ class SnapshotLimits:
         """
         if policy.max_xmin_age is not None:
             return cls(policy.max_seconds, policy.max_xmin_age, "snapshot.max_xmin_age", xmin)
-        limit = max(1, int(warning_age * _WARNING_SHARE))
+        limit = int(warning_age * _WARNING_SHARE)
         return cls(policy.max_seconds, limit, "half of autovacuum_freeze_max_age", xmin)
 
     @property

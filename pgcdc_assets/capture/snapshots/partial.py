@@ -19,6 +19,7 @@ from pgcdc_assets.capture.schema_watch import poll_catalog
 from pgcdc_assets.capture.snapshots.export import export_later
 from pgcdc_assets.capture.snapshots.pool import SnapshotFailure, SnapshotReport
 from pgcdc_assets.capture.snapshots.run import establish_epoch, limit_waits, read_wanted
+from pgcdc_assets.capture.snapshots.table_copy import RowCounts
 from pgcdc_assets.errors import (
     ConfigurationError,
     PgcdcError,
@@ -31,7 +32,6 @@ from pgcdc_assets.postgres.catalog.relations import PublishedTable
 from pgcdc_assets.postgres.connection import ConnectionSettings, query_connection
 from pgcdc_assets.postgres.copy.reader import SnapshotReader
 from pgcdc_assets.protocol.relation import Relation
-from pgcdc_assets.protocol.utf8 import count_hex
 from pgcdc_assets.raw.relations.schema_events import open_events
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings.policies import SnapshotPolicy
@@ -139,7 +139,7 @@ class PartialSnapshot:
             work = open_snapshot.enter_context(
                 activity(f"partial snapshot of {table.relation.qualified_name}", "rows")
             )
-            counts = _Counts(work)
+            counts = RowCounts()
             limit = int((self.policy.statement_timeout_seconds or 0) * 1000)
             with SnapshotReader(
                 settings, snapshot.snapshot_name, statement_timeout_ms=limit
@@ -147,11 +147,11 @@ class PartialSnapshot:
                 rows = reader.read(table, condition=predicate_sql(self.predicate))
                 try:
                     with contextlib.closing(rows):
-                        landing.write(counts.counted(rows))
+                        landing.write(_counted(rows, counts, work))
                 except PgcdcError as error:
                     # The server's sentence, which is the cause, may quote the predicate.
                     raise error from None
-            if work.count:
+            if counts.row_count:
                 failpoints.reach(failpoints.BEFORE_COPY_COMMIT)
                 try:
                     landing.commit(snapshot.taken_at, snapshot.timeline)
@@ -165,7 +165,7 @@ class PartialSnapshot:
             *self.table,
             epoch,
             lsn,
-            row_count=work.count,
+            row_count=counts.row_count,
             seconds=time.monotonic() - began,
             bytes=counts.byte_count,
             rescued_count=counts.rescued_count,
@@ -213,19 +213,12 @@ class PartialSnapshot:
         )
 
 
-@dataclass
-class _Counts:
-    """The counts of the rows that are read."""
-
-    work: Activity
-    byte_count: int = 0
-    rescued_count: int = 0
-
-    def counted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield batches, and add them to the counts."""
-        for batch in batches:
-            self.byte_count += batch.nbytes
-            self.rescued_count += count_hex(batch.column("new"))
-            self.work.count += batch.num_rows
-            yield batch
-            failpoints.reach(failpoints.MID_COPY)
+def _counted(
+    batches: Iterable[pa.RecordBatch], counts: RowCounts, work: Activity
+) -> Iterator[pa.RecordBatch]:
+    """Yield batches, and add them to the counts."""
+    for batch in batches:
+        counts.add(RowCounts.of(batch))
+        work.count = counts.row_count
+        yield batch
+        failpoints.reach(failpoints.MID_COPY)

@@ -231,8 +231,8 @@ class SnapshotPool:
             snapshot_lsn=self.snapshot.consistent_point,
             row_count=row_count,
             seconds=time.monotonic() - (copy.began or time.monotonic()),
-            bytes=copy.byte_count + sum(landed.byte_count for landed in copy.landed),
-            rescued_count=copy.rescued_count + sum(r.rescued_count for r in copy.landed),
+            bytes=copy.total.byte_count + sum(landed.byte_count for landed in copy.landed),
+            rescued_count=copy.total.rescued_count + sum(r.rescued_count for r in copy.landed),
             ranges=copy.parts,
             ranges_continued=len(copy.landed),
             age=age,
@@ -272,23 +272,22 @@ class _Crew:
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
         """Run the threads for the block, and cancel their statements at its end, all at once."""
-        threads: list[threading.Thread] = []
+        running: list[tuple[SnapshotReader, threading.Thread]] = []
         try:
             for reader in self._readers:
                 thread = threading.Thread(
                     target=self._run, args=(reader,), name="pgcdc snapshot", daemon=True
                 )
                 thread.start()
-                threads.append(thread)
+                running.append((reader, thread))
             yield
         finally:
             self._pool.stopping.set()
             deadline = time.monotonic() + _END_SECONDS
             while True:
-                for thread in threads:
+                for _, thread in running:
                     thread.join(0.1)
-                pairs = zip(self._readers, threads, strict=False)
-                busy = [reader for reader, thread in pairs if thread.is_alive()]
+                busy = [reader for reader, thread in running if thread.is_alive()]
                 if not busy or time.monotonic() > deadline:
                     break
                 with ThreadPoolExecutor(len(busy)) as cancelling:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgcdc_assets import failpoints
-from pgcdc_assets.capture.snapshots.table_copy import RangeCounts, TableCopy
+from pgcdc_assets.capture.snapshots.table_copy import RowCounts, TableCopy
 from pgcdc_assets.errors import TransientError
 from pgcdc_assets.postgres.copy.reader import Pages, SnapshotReader
 from pgcdc_assets.raw.delta.files import filesystem
@@ -118,7 +118,7 @@ def read_range(
         PgcdcError: the table cannot be read, or the lake cannot be written.
     """
     began_at = dt.datetime.now(dt.UTC)
-    counts = RangeCounts()
+    counts = RowCounts()
     # An error of the lake holds the frames that refer to the iterator: close it here.
     with contextlib.closing(reader.read(copy.table, pages)) as batches:
         files = copy.landing.write(copy.counted(batches, counts))
@@ -166,7 +166,7 @@ def refresh_range(reader: SnapshotReader, copy: TableCopy, landed: LandedRange) 
         alive = pa.concat_arrays(keys) if keys else pa.array([], pa.large_string())
         copy.landing.write(_rows_of_keys(copy, landed, alive))
     with contextlib.closing(reader.read_newer(table, pages, landed.xmin)) as batches:
-        copy.landing.write(copy.counted(batches, RangeCounts()))
+        copy.landing.write(copy.counted(batches, RowCounts()))
     failpoints.reach(failpoints.AFTER_RANGE_REFRESH)
 
 

@@ -61,11 +61,28 @@ def ignore_progress(progress: SnapshotProgress) -> None:
 
 
 @dataclass
-class RangeCounts:
-    """The counts of one range."""
+class RowCounts:
+    """The counts of rows that were read.
 
+    Attributes:
+        byte_count: size of the rows' texts in memory.
+        rescued_count: number of values that are not UTF-8.
+    """
+
+    row_count: int = 0
     byte_count: int = 0
     rescued_count: int = 0
+
+    @classmethod
+    def of(cls, batch: pa.RecordBatch) -> RowCounts:
+        """Count the rows of a batch."""
+        return cls(batch.num_rows, batch.nbytes, count_hex(batch.column("new")))
+
+    def add(self, other: RowCounts) -> None:
+        """Add the counts of further rows."""
+        self.row_count += other.row_count
+        self.byte_count += other.byte_count
+        self.rescued_count += other.rescued_count
 
 
 @dataclass(eq=False)
@@ -79,6 +96,7 @@ class TableCopy:
         parts: number of ranges to read or to bring to the snapshot.
         open_parts: number of those that are not done.
         new_ranges: number of ranges that this copy has recorded.
+        total: the counts of the rows that this copy has read.
         cut_by: the limit of the snapshot's age that was exceeded before the last range.
         conflict: the error of a standby that ended the snapshot.
         failure: the first error, after which the other ranges are skipped.
@@ -94,9 +112,7 @@ class TableCopy:
     open_parts: int = 0
     new_ranges: int = 0
     began: float | None = None
-    row_count: int = 0
-    byte_count: int = 0
-    rescued_count: int = 0
+    total: RowCounts = field(default_factory=RowCounts)
     cut_by: str | None = None
     conflict: PgcdcError | None = None
     failure: PgcdcError | None = None
@@ -118,20 +134,17 @@ class TableCopy:
                 self.work = self.shown.enter_context(activity(name, "rows"))
 
     def counted(
-        self, batches: Iterable[pa.RecordBatch], counts: RangeCounts
+        self, batches: Iterable[pa.RecordBatch], counts: RowCounts
     ) -> Iterator[pa.RecordBatch]:
         """Yield batches, add them to the counts, and end if the copies are abandoned."""
         for batch in batches:
             self.check_running()
-            rescued = count_hex(batch.column("new"))
-            counts.byte_count += batch.nbytes
-            counts.rescued_count += rescued
+            read = RowCounts.of(batch)
+            counts.add(read)
             with self.lock:
-                self.row_count += batch.num_rows
-                self.byte_count += batch.nbytes
-                self.rescued_count += rescued
+                self.total.add(read)
                 if self.work is not None:
-                    self.work.count += batch.num_rows
+                    self.work.count = self.total.row_count
             yield batch
             failpoints.reach(failpoints.MID_COPY)
 
@@ -153,8 +166,8 @@ class TableCopy:
                 self.name,
                 done,
                 self.parts,
-                self.row_count,
-                self.byte_count,
+                self.total.row_count,
+                self.total.byte_count,
                 seconds,
                 seconds / max(done, 1) * self.open_parts,
                 age,

@@ -6,6 +6,7 @@ import pytest
 
 from pgcdc_assets.errors import ConfigurationError, DefiniteError, PgcdcError, TransientError
 from pgcdc_assets.settings.policies import SnapshotPolicy
+from pgcdc_assets_tests.support.handover import without_plain_snapshots
 from pgcdc_assets_tests.support.merge.pipeline import Pipeline
 from pgcdc_assets_tests.support.partial_snapshots import partial_snapshot, take
 
@@ -99,7 +100,8 @@ def test_the_row_filter_of_the_publication_holds(pipeline: Pipeline) -> None:
     pipeline.database.execute("insert into t select n, n, n from generate_series(1, 9) n")
     pipeline.database.execute("create publication pub for table t (id, v) where (id > 5)")
     pipeline.copy()
-    assert take(pipeline, "id < 8 or id = 1").row_count == 2
+    report = take(pipeline, "id < 8 or id = 1")
+    assert (report.epoch, report.row_count) == (1, 2)
     with pytest.raises(ConfigurationError, match="SyntaxError"):
         take(pipeline, "true) or (true")
 
@@ -113,6 +115,16 @@ def test_the_statement_ends_at_its_limit_and_no_row_is_landed(keyed: Pipeline) -
     assert keyed.zone.partial_snapshots.complete_snapshots() == []
 
 
+def test_without_a_proof_a_temporary_slot_exports_the_snapshot(
+    keyed: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C12: as while the table is written to all the time."""
+    without_plain_snapshots(monkeypatch)
+    assert take(keyed, "id <= 2").row_count == 2
+    slots = "select slot_name from pg_replication_slots where database = current_database()"
+    assert keyed.database.query(slots) == [(keyed.slot,)]
+
+
 def refusal(pipeline: Pipeline, table: str = "t") -> str:
     with pytest.raises(PgcdcError) as refused:
         take(pipeline, "true", table)
@@ -123,6 +135,9 @@ def test_a_table_whose_rows_cannot_be_replaced_is_refused(keyed: Pipeline) -> No
     database = keyed.database
     assert "public.u cannot be replaced by a predicate: it has no key" in refusal(keyed, "u")
     assert "pgcdc resnapshot" in refusal(keyed, "u")
+    # The command asks before it starts a run.
+    with pytest.raises(ConfigurationError, match="it has no key"):
+        partial_snapshot(keyed, "id = 3", "u").check()
     assert "public.nope" in refusal(keyed, "nope")
     database.execute("create table later (id int primary key)")
     assert "public.later has no complete snapshot yet" in refusal(keyed, "later")

@@ -8,7 +8,9 @@ from pgcdc_assets.capture.snapshots.pool import SnapshotFailure, SnapshotReport
 from pgcdc_assets.errors import TableChanged
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets_tests.support.database import Database
+from pgcdc_assets_tests.support.encoded import encoded_database
 from pgcdc_assets_tests.support.snapshot_copies import (
+    PAGE_BYTES,
     act_before_range,
     await_no_sessions,
     copy_all,
@@ -51,6 +53,24 @@ def test_each_row_of_a_table_in_ranges_is_read_once(
     assert sum(file.partition["table"] == "bloated" for file in files) > 10
     assert len(zone.snapshots.complete_snapshots()) == 3
     await_no_sessions(database)
+
+
+def test_the_figures_of_a_snapshot_are_the_sums_of_its_ranges(
+    database: Database, zone: RawZone
+) -> None:
+    """G6: each row has a value that is not UTF-8."""
+    with encoded_database(database, "SQL_ASCII") as other:
+        other.execute(
+            "create table t (id int primary key, note text); create publication pub for table t;"
+            "insert into t select i, '\\xff'::bytea::text || repeat('x', 700)"
+            " from generate_series(1, 100) i"
+        )
+        [divided] = copy_all(other, zone, range_bytes=PAGE_BYTES)
+        [whole] = copy_all(other, zone, range_bytes=1 << 30)
+    assert isinstance(divided, SnapshotReport) and isinstance(whole, SnapshotReport)
+    assert (divided.ranges > 5, whole.ranges) == (True, 1)
+    assert divided.rescued_count == whole.rescued_count == 100
+    assert divided.bytes == pytest.approx(whole.bytes, rel=0.1)
 
 
 @pytest.mark.sampled

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pgcdc_assets import failpoints
+from pgcdc_assets.activity import Activity, watched_by
 from pgcdc_assets.capture.snapshots.pool import SnapshotFailure, SnapshotReport
 from pgcdc_assets.capture.snapshots.run import snapshot_each_table
 from pgcdc_assets.capture.snapshots.table_copy import SnapshotProgress
@@ -126,6 +127,25 @@ def test_rows_that_change_after_their_range_was_read_are_exact(
     assert isinstance(report, SnapshotReport)
     assert report.ranges_continued >= 4
     assert zone.ranges.all() == []
+
+
+def test_a_key_of_two_columns_tells_the_rows_of_a_range_apart(
+    database: Database, zone: RawZone
+) -> None:
+    """C3: each column of the key has each of its values in several rows."""
+    database.execute(
+        "create table t (id int, n int, pad text, primary key (id, n));"
+        "alter table t alter pad set storage plain;"
+        "insert into t select i / 20, i % 20, repeat('p', 700) from generate_series(0, 399) i;"
+        "create publication pub for table t"
+    )
+    assert copy_t(database, zone, interrupt_after=4) is None
+    database.execute("delete from t where (id + n) % 3 = 0; update t set id = 50 where id = n")
+    report = copy_t(database, zone)
+    assert isinstance(report, SnapshotReport), report
+    assert report.ranges_continued >= 4
+    rows = sorted(map(tuple, copied_rows(zone, "t", report.snapshot_lsn)))
+    assert rows == sorted(database.query("select id::text, n::text, pad from t"))
 
 
 @pytest.mark.sampled
@@ -261,6 +281,7 @@ def test_a_range_with_a_missing_file_is_read_again(database: Database, zone: Raw
     assert is_exact(database, zone, report)
     assert isinstance(report, SnapshotReport)
     assert report.ranges_continued == 3
+    assert report.bytes > 400 * (80 * 32 + 700)
 
 
 @pytest.mark.sampled
@@ -284,17 +305,27 @@ def test_a_terminated_snapshot_ends_soon_and_keeps_its_ranges(
 
 
 def test_progress_is_reported_after_each_range(database: Database, zone: RawZone) -> None:
+    """A table of one range has no progress. The copy of a table is one activity."""
     database.execute(TABLE.format(rows=400))
-    seen: list[SnapshotProgress] = []
-    [report] = snapshot_each_table(
-        database.settings(),
-        zone,
-        slot_of(database),
-        "pub",
-        policy=SnapshotPolicy(2, 8 * PAGE),
-        on_progress=seen.append,
+    database.execute(
+        "create table small (id int primary key); alter publication pub add table small"
     )
+    seen: list[SnapshotProgress] = []
+    watcher = _Watcher()
+    with watched_by(watcher):
+        outcomes = snapshot_each_table(
+            database.settings(),
+            zone,
+            slot_of(database),
+            "pub",
+            policy=SnapshotPolicy(2, 8 * PAGE),
+            on_progress=seen.append,
+        )
+        [report] = (outcome for outcome in outcomes if outcome.name == T)
+    shown = sorted((each.name, each.count) for each in watcher.begun)
+    assert shown == [("snapshot of public.small", 0), ("snapshot of public.t", 400)]
     assert isinstance(report, SnapshotReport)
+    assert {progress.name for progress in seen} == {T}
     assert [p.ranges_done for p in seen] == list(range(1, report.ranges + 1))
     assert seen[-1].row_count == 400
     assert seen[-1].seconds_left == 0
@@ -302,6 +333,23 @@ def test_progress_is_reported_after_each_range(database: Database, zone: RawZone
     loaded = zone.snapshots.table.load()
     assert loaded is not None
     assert sum(file.row_count or 0 for file in data_files(loaded)) == 400
+
+
+class _Watcher:
+    """Watcher that keeps the activities."""
+
+    def __init__(self) -> None:
+        self.begun: list[Activity] = []
+
+    def began(self, activity: Activity) -> None:
+        """Keep an activity."""
+        self.begun.append(activity)
+
+    def ended(self, activity: Activity) -> None:
+        """Ignore the end."""
+
+    def noticed(self, text: str) -> None:
+        """Ignore a notice."""
 
 
 @pytest.mark.sampled

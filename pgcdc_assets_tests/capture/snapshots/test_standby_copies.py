@@ -110,6 +110,24 @@ def test_a_copy_that_is_in_conflict_with_the_replay_continues_in_a_new_snapshot(
 
 
 @pytest.mark.sampled
+def test_a_copy_whose_connection_to_the_standby_ends_continues_in_a_new_snapshot(
+    source: Source,
+    zone: RawZone,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """B2, C3: the log does not call the loss a conflict."""
+    source.primary.execute(TABLE.format(rows=400))
+    end = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = %s"
+    between_ranges(monkeypatch, lambda: source.standby.query(end, ("pgcdc copy test",)), 4)
+    report = _copy(source, zone)
+    assert is_exact(source.primary, zone, report)
+    assert isinstance(report, SnapshotReport)
+    assert report.ranges_continued == 3
+    assert "was ended by a lost connection" in caplog.text
+
+
+@pytest.mark.sampled
 def test_a_table_without_a_key_fails_after_three_conflicts_and_names_the_remedy(
     source: Source, zone: RawZone, monkeypatch: pytest.MonkeyPatch
 ) -> None:

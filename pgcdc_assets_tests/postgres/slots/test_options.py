@@ -198,7 +198,7 @@ def test_a_first_snapshot_is_refused_by_the_name_of_the_slots_owner(
     settings = database.settings()
     snapshot_tables(settings, zone, slot, "pub", slot_policy=policy)
     other = RawZone(Lake(f"{tmp_path}/other"), "test")
-    with pytest.raises(SlotTaken) as caught:
+    with pytest.raises(SlotTaken, match="pgcdc sync --name test --adopt-slot") as caught:
         snapshot_tables(settings, other, slot, "pub", slot_policy=policy)
     assert f"capture test of lake {zone.lake.path('test')} (epoch 1" in str(caught.value)
     assert other.epochs.latest() is None
