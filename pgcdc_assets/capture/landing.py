@@ -106,6 +106,8 @@ class Landing:
         decoder, meter = self.source.decoder, self.meter
         meter.enter(Phase.WAITING)
         for batch in self.source.messages():
+            # Batches may decode to nothing.
+            self.work.check()
             meter.enter(Phase.DECODING)
             for decoded in self._decoded(batch):
                 self.work.check()
