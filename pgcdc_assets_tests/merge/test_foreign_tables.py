@@ -7,8 +7,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
-from pgcdc_assets.errors import MergeConflict
-from pgcdc_assets.merge import MergeFailure, merge_tables
+from pgcdc_assets.errors import ConfigurationError, MergeConflict
+from pgcdc_assets.merge import MergeFailure, merge_tables, rebuild_table
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.state import table_path
@@ -29,7 +29,7 @@ def _landing(zone: RawZone) -> Landing:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("scd", [1, 2])
-def test_the_first_merge_does_not_replace_a_table_of_another_program(
+def test_neither_a_merge_nor_a_rebuild_replaces_a_table_of_another_program(
     spark: SparkSession, zone: RawZone, scd: int
 ) -> None:
     landing, target = _landing(zone), CdcTable("shop", "items", (scd,))
@@ -39,6 +39,8 @@ def test_the_first_merge_does_not_replace_a_table_of_another_program(
     assert isinstance(failure, MergeFailure)
     assert isinstance(failure.error, MergeConflict), failure.error
     assert path in str(failure.error) and "another folder" in str(failure.error)
+    with pytest.raises(ConfigurationError, match="was not made by this package"):
+        rebuild_table(spark, zone, target, scd)
     assert DeltaTable(path).version() == 0
     assert DeltaTable(path).to_pyarrow_table().to_pylist() == _OF_OTHERS.to_pylist()
 
