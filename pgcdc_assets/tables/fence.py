@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
@@ -203,29 +203,16 @@ def check_not_restored(lake: Lake, table: DeltaTable, path: str, name: str) -> P
     Raises:
         TableRestored: the rows lack changes that were merged.
     """
-    app_id = fence_app_id(name)
-    return _check_writes(lake, table, path, app_id, lambda step: step.follows)
+    return check_writes_not_restored(lake, table, path, fence_app_id(name))
 
 
-def check_appends_not_restored(lake: Lake, table: DeltaTable, path: str, app_id: str) -> None:
-    """Check the same of a table whose appends carry the version after that of their plan.
-
-    Args:
-        app_id: the application of the appends.
+def check_writes_not_restored(
+    lake: Lake, table: DeltaTable, path: str, app_id: str
+) -> Position | None:
+    """Check as `check_not_restored` that a table has the writes of an application.
 
     Raises:
-        TableRestored: the rows lack appended ones.
-    """
-    _check_writes(lake, table, path, app_id, lambda step: step.number - 1)
-
-
-def _check_writes(
-    lake: Lake, table: DeltaTable, path: str, app_id: str, plan_of: Callable[[Step], int | None]
-) -> Position | None:
-    """Check that no RESTORE has brought back rows from before the newest write.
-
-    Args:
-        plan_of: returns the version that a write was planned for; None: not recorded.
+        TableRestored: the rows lack changes that were written.
     """
     if table.transaction_version(app_id) is None:
         return None
@@ -243,10 +230,9 @@ def _check_writes(
                 restores.append((version, _restored_version(parameters)))
         elif step.has_changes or not restores:
             _check_restores(path, restores, at, version, is_merged=planned is not None)
-            follows = plan_of(step)
-            if follows is None or follows >= version - 1:
+            if step.follows is None or step.follows >= version - 1:
                 break
-            restores, at, planned = [], version - 1, follows
+            restores, at, planned = [], version - 1, step.follows
         if planned is not None and version - 1 <= planned and not restores:
             break
     else:

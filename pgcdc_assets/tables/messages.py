@@ -43,7 +43,7 @@ from pgcdc_assets.raw.delta.table import CommitRefused, RawTable
 from pgcdc_assets.raw.delta.vacuum import delete_old_files
 from pgcdc_assets.raw.windows.summary import MESSAGES
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.tables.fence import check_appends_not_restored
+from pgcdc_assets.tables.fence import check_writes_not_restored
 
 FOLDER = "messages"
 
@@ -255,7 +255,7 @@ class MessageTable:
         """
         uri = self.table.uri
         try:
-            check_appends_not_restored(self.zone.lake, loaded, uri, self._app_id)
+            check_writes_not_restored(self.zone.lake, loaded, uri, self._app_id)
         except TableRestored as error:
             raise DefiniteError(
                 reason=f"The table of logical messages {uri} lacks messages that were appended: its "

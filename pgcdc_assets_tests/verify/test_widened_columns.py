@@ -22,7 +22,7 @@ def test_a_widened_column_of_an_idle_table_equals_its_source(pipeline: Pipeline)
     pipeline.sync()
     pipeline.database.execute(
         "alter table t alter id type timestamp, alter d type timestamp, alter r type float8, "
-        "alter n type numeric(9, 4), alter i type numeric(8, 2)"
+        "alter n type numeric(9, 4), alter i type numeric(12, 2)"
     )
     found = verify(pipeline)
     assert found.is_equal, found
