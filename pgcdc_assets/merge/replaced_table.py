@@ -114,8 +114,8 @@ def describe_replaced(zone: RawZone, target: CdcTable, path: str) -> ReplacedTab
     properties = table.metadata().configuration
     if watermark is None and KEY not in properties:
         raise ConfigurationError(
-            reason=f"The Delta table {path} was not made by this package. Move it to another folder; "
-            "the next merge creates the table of the source."
+            reason=f"The Delta table {path} was not made by this package. Move it to another "
+            "folder; the next merge creates the table of the source."
         )
     if is_append_only(properties):
         raise ConfigurationError(

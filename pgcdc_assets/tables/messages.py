@@ -247,7 +247,7 @@ class MessageTable:
         return Position(number, next((self.zone.captured_on(each)[0] for each in epochs), Lsn(0)))
 
     def _check_not_restored(self, loaded: DeltaTable) -> None:
-        """Check that the table has all messages below its watermark, which a RESTORE does not reset.
+        """Check that no RESTORE has taken messages below the watermark from the table.
 
         Raises:
             DefiniteError: a RESTORE or CLONE has brought back older rows.
@@ -258,10 +258,10 @@ class MessageTable:
             check_writes_not_restored(self.zone.lake, loaded, uri, self._app_id)
         except TableRestored as error:
             raise DefiniteError(
-                reason=f"The table of logical messages {uri} lacks messages that were appended: its "
-                f"version {error.version} is a RESTORE or CLONE of older rows, which does not reset "
-                "the watermark. Move the table's folder away; the next run then begins a new table "
-                f"with the messages of the raw zone{error.undo}"
+                reason=f"The table of logical messages {uri} lacks messages that were appended: "
+                f"its version {error.version} is a RESTORE or CLONE of older rows, which does not "
+                "reset the watermark. Move the table's folder away; the next run then begins a new "
+                f"table with the messages of the raw zone{error.undo}"
             ) from None
         except (OSError, ValueError) as error:
             raise TransientError(
