@@ -195,7 +195,7 @@ def _check_none_completed(
         TransientError: a snapshot was completed.
     """
     stores = zone.snapshots, zone.partial_snapshots
-    if not all(known.issuperset(_positions(store, target, window)) for store in stores):
+    if not all(known >= set(_positions(store, target, window)) for store in stores):
         raise TransientError(
             reason=f"A snapshot of {target.qualified_name} was completed during its rebuild, which "
             f"lacks the snapshot. {outcome}. Run the rebuild again."
