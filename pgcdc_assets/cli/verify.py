@@ -10,7 +10,13 @@ from pgcdc_assets.activity import activity
 from pgcdc_assets.cli.output import complain, say
 from pgcdc_assets.cli.progress import progress
 from pgcdc_assets.cli.tables import print_table
-from pgcdc_assets.errors import ConfigurationError, DifferenceFound, PgcdcError, rebuild_command
+from pgcdc_assets.errors import (
+    ConfigurationError,
+    DifferenceFound,
+    PgcdcError,
+    rebuild_command,
+    resnapshot_command,
+)
 from pgcdc_assets.verify import (
     Comparison,
     ComparisonFailure,
@@ -83,13 +89,16 @@ def run(options: argparse.Namespace) -> int:
         raise max(failures, key=lambda error: error.exit_status)
     if unequal:
         named_tables = ", ".join(result.qualified_name for result in different)
-        commands = "; ".join(
-            rebuild_command(capture, *(result.qualified_name for result in found))
-            for capture, found in unequal.items()
+        rebuilds, snapshots = (
+            "; ".join(
+                command(capture, *(result.qualified_name for result in found))
+                for capture, found in unequal.items()
+            )
+            for command in (rebuild_command, resnapshot_command)
         )
         raise DifferenceFound(
             reason=f"Not equal to the source at the same LSN: {named_tables}. Rebuild from the raw "
-            f"zone with: {commands}"
+            f"zone with: {rebuilds}. If they still differ, take new snapshots with: {snapshots}"
         )
     return 0
 

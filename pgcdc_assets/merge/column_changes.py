@@ -28,6 +28,8 @@ from pgcdc_assets.tables.properties import CLUSTERED_BY
 from pgcdc_assets.tables.source_columns import SOURCE, TableColumn, is_certain, source_of
 
 EMPTY_MAP = "CAST(map() AS MAP<STRING, STRING>)"
+_WHOLE_NUMBERS = frozenset({"smallint", "int", "bigint"})
+_WITH_FRACTIONS = ("DECIMAL", "FLOAT", "DOUBLE")
 
 
 @dataclass(frozen=True)
@@ -328,6 +330,9 @@ def retyped_sql(field: Field, before: str) -> str:
     typed = field.type.expression(_text(field, before))
     if field.type.is_text or field.chosen is not None or before.startswith("array") or is_array:
         return typed
+    if before in _WHOLE_NUMBERS and field.type.ddl.startswith(_WITH_FRACTIONS):
+        # Spark does not read a text such as 5.00 as a whole number.
+        return f"IF(try_cast({typed} AS {before}) <=> {name}, {typed}, NULL)"
     # A cast to fewer digits rounds. The way back is by text, because Spark has no cast between some
     # types, such as a number and a date.
     return f"IF(try_cast(CAST({typed} AS STRING) AS {before}) <=> {name}, {typed}, NULL)"

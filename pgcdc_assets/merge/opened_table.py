@@ -167,7 +167,8 @@ def check_log_is_there(
         Whether the folder holds data files: the table is made from raw as it was.
 
     Raises:
-        MergeConflict: the log of a table is gone, and retention removed what it began with.
+        MergeConflict: the log of a table is gone, and retention removed what it began with; or
+            another program has made the table.
         TableDamaged: a table has contents that cannot be made again from a snapshot, and its log
             has no merge.
         TableDamaged, TransientError: the data files cannot be read.
@@ -196,9 +197,20 @@ def check_log_is_there(
 
 
 def _check_has_merge(table: OpenedTable, state: ScdState) -> None:
-    """Check that the rows of a table are not merged again into a table that keeps the past."""
-    is_unknown = state.watermark is None and KEY in state.properties and not state.is_empty
-    if is_unknown and table.target.keeps_history(table.scd):
+    """Check that a merge has written the rows of a table.
+
+    The first merge would replace the rows of another program. It would merge the rows of a table
+    that keeps the past once more.
+    """
+    if state.watermark is not None or state.is_empty:
+        return
+    if KEY not in state.properties:
+        raise MergeConflict(
+            table=table.target.qualified_name,
+            reason=f"the Delta table {state.path} was not made by this package, and the merge "
+            "would replace its rows. Move it to another folder",
+        )
+    if table.target.keeps_history(table.scd):
         raise TableDamaged(
             path=state.path,
             reason="its log does not say which changes its rows contain. A CLONE has rows and "

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,7 @@ from pgcdc_assets.merge.replaced_table import (
 from pgcdc_assets.merge.report import MergeFailure
 from pgcdc_assets.raw.delta.files import filesystem
 from pgcdc_assets.raw.delta.log_entries import read_commit
-from pgcdc_assets.raw.snapshots import Snapshot, SnapshotIdentity, SnapshotStore
+from pgcdc_assets.raw.snapshots import Snapshot, SnapshotStore
 from pgcdc_assets.raw.staging import REBUILD, STALE_AFTER, remove_stale, staging_root
 from pgcdc_assets.raw.table_files import move_files
 from pgcdc_assets.raw.zone import RawZone
@@ -130,14 +130,18 @@ def rebuild_table(
             target = replace(target, on_schema_change=ASK)
     complete = _positions(zone.snapshots, target, window)
     partial = _positions(zone.partial_snapshots, target, window)
+    known = {*complete, *partial}
     with staging_root(zone.lake, zone.name, REBUILD) as root:
         changes_read, missing = _build(
             spark, zone, replace(target, scd=(scd,)), window, root, before
         )
+        _check_none_completed(zone, target, window, known, "The table was not changed")
         failpoints.reach(failpoints.AFTER_REBUILD_STAGED)
         staged = table_path(zone.lake, zone.name, target.schema, target.table, scd, root)
         applied = (*complete[-1:], *(each for each in partial if has_applied(zone, staged, each)))
         row_count = _replace_contents(spark, zone, staged, before, window, applied)
+    # A snapshot that is completed later finds the watermark above its LSN, and its run fails.
+    _check_none_completed(zone, target, window, known, "Merges do not apply the snapshot")
     return RebuildReport(
         target.schema,
         target.table,
@@ -164,7 +168,6 @@ def _build(
     """Build the staged table, and return the numbers of read and of missing changes."""
     from pgcdc_assets.merge.run import merge_tables
 
-    known = _find_snapshots(zone, target, window)
     needed = _check_kept(zone, target, window, live)
     changes_read = changes_missing = 0
     for report in merge_tables(spark, zone, [target], window, root=root):
@@ -174,23 +177,29 @@ def _build(
         changes_missing += report.changes_missing
     # Retention may have removed windows and snapshots while they were read.
     _check_kept(zone, target, window, live, needed)
-    if _find_snapshots(zone, target, window) - known:
-        # No merge would apply the snapshot after a commit above its LSN.
-        raise TransientError(
-            reason=f"A snapshot of {target.qualified_name} was completed during its rebuild, which "
-            "lacks the snapshot. The table was not changed. Run the rebuild again."
-        )
     return changes_read, changes_missing
 
 
-def _find_snapshots(zone: RawZone, target: CdcTable, window: LsnWindow) -> set[SnapshotIdentity]:
-    """Return the complete and partial snapshots of a table that are not above the range."""
-    return {
-        snapshot.identity
-        for store in (zone.snapshots, zone.partial_snapshots)
-        for snapshot in store.complete_snapshots()
-        if snapshot.name == target.name and snapshot.position <= window.end_position
-    }
+def _check_none_completed(
+    zone: RawZone, target: CdcTable, window: LsnWindow, known: Set[Position], outcome: str
+) -> None:
+    """Check that no snapshot of the range was completed during the rebuild.
+
+    No merge applies a snapshot after a commit above its LSN.
+
+    Args:
+        known: the positions of the snapshots before the rebuild.
+        outcome: a sentence about the table, for the error.
+
+    Raises:
+        TransientError: a snapshot was completed.
+    """
+    stores = zone.snapshots, zone.partial_snapshots
+    if not all(known >= set(_positions(store, target, window)) for store in stores):
+        raise TransientError(
+            reason=f"A snapshot of {target.qualified_name} was completed during its rebuild, which "
+            f"lacks the snapshot. {outcome}. Run the rebuild again."
+        )
 
 
 def _positions(store: SnapshotStore, target: CdcTable, window: LsnWindow) -> list[Position]:

@@ -50,6 +50,7 @@ from pgcdc_assets.tables.owned_columns import (
 from pgcdc_assets.tables.properties import (
     APPEND_ONLY,
     CONSTRAINT,
+    KEY,
     MAPPING,
     MAX_COLUMN_ID,
     is_append_only,
@@ -94,7 +95,7 @@ def describe_replaced(zone: RawZone, target: CdcTable, path: str) -> ReplacedTab
     """Describe the table that a rebuild replaces; return None if there is no table.
 
     Raises:
-        ConfigurationError: the table is append-only.
+        ConfigurationError: the table is append-only, or another program has made it.
     """
     try:
         table = open_table(zone.lake, path)
@@ -111,6 +112,11 @@ def describe_replaced(zone: RawZone, target: CdcTable, path: str) -> ReplacedTab
         watermark = None
     columns = tuple(field.name for field in table.schema().fields)
     properties = table.metadata().configuration
+    if watermark is None and KEY not in properties:
+        raise ConfigurationError(
+            reason=f"The Delta table {path} was not made by this package. Move it to another "
+            "folder; the next merge creates the table of the source."
+        )
     if is_append_only(properties):
         raise ConfigurationError(
             reason=f"The Delta table {path} is append-only, so a rebuild cannot replace its rows. "

@@ -203,8 +203,18 @@ def check_not_restored(lake: Lake, table: DeltaTable, path: str, name: str) -> P
     Raises:
         TableRestored: the rows lack changes that were merged.
     """
-    fence = table.transaction_version(fence_app_id(name))
-    if fence is None:
+    return check_writes_not_restored(lake, table, path, fence_app_id(name))
+
+
+def check_writes_not_restored(
+    lake: Lake, table: DeltaTable, path: str, app_id: str
+) -> Position | None:
+    """Check as `check_not_restored` that a table has the writes of an application.
+
+    Raises:
+        TableRestored: the rows lack changes that were written.
+    """
+    if table.transaction_version(app_id) is None:
         return None
     newest: Step | None = None
     restores: list[tuple[int, int | None]] = []
@@ -212,7 +222,7 @@ def check_not_restored(lake: Lake, table: DeltaTable, path: str, name: str) -> P
     at = version = table.version()
     planned: int | None = None
     for version, lines in _commits(lake, table, path):
-        step = _parse_step(lines, fence_app_id(name))
+        step = _parse_step(lines, app_id)
         newest = newest or step
         if step is None:
             operation, parameters = _parse_operation(lines)

@@ -23,7 +23,13 @@ from deltalake.exceptions import DeltaError
 
 from pgcdc_assets import failpoints
 from pgcdc_assets.error_text import first_sentence
-from pgcdc_assets.errors import RawExpired, RawZoneError, TransientError
+from pgcdc_assets.errors import (
+    DefiniteError,
+    RawExpired,
+    RawZoneError,
+    TableRestored,
+    TransientError,
+)
 from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.protocol.empty_batches import HEARTBEAT_PREFIX
 from pgcdc_assets.protocol.heads import MESSAGE
@@ -37,6 +43,7 @@ from pgcdc_assets.raw.delta.table import CommitRefused, RawTable
 from pgcdc_assets.raw.delta.vacuum import delete_old_files
 from pgcdc_assets.raw.windows.summary import MESSAGES
 from pgcdc_assets.raw.zone import RawZone
+from pgcdc_assets.tables.fence import check_writes_not_restored
 
 FOLDER = "messages"
 
@@ -142,7 +149,8 @@ class MessageTable:
         Raises:
             RawZoneError: the windows below the position are not landed yet.
             RawExpired: retention has removed windows above the watermark.
-            TransientError: the lake cannot be written, or other processes were always faster.
+            DefiniteError: the owner has brought back older rows of the table.
+            TransientError: the lake is not available, or other processes were always faster.
         """
         if self._landed_through(through.epoch) < through:
             raise RawZoneError(
@@ -153,6 +161,7 @@ class MessageTable:
         for _ in range(_ATTEMPTS):
             loaded = self.table.load_or_create()
             mark = self._watermark(loaded)
+            self._check_not_restored(loaded)
             if mark is not None and mark >= through:
                 return AppendReport(mark)
             self._check_retained(mark)
@@ -189,7 +198,7 @@ class MessageTable:
                 the landed windows.
 
         Raises:
-            RawExpired, TransientError: as for `append`.
+            RawExpired, DefiniteError, TransientError: as for `append`.
         """
         return self.append(min(merged, self._landed_through(merged.epoch)), commits_empty=True)
 
@@ -236,6 +245,28 @@ class MessageTable:
         """Return the end of the landed windows of an epoch: at first the start of the epoch."""
         epochs = (each for each in self.zone.epochs.all() if each.epoch == number)
         return Position(number, next((self.zone.captured_on(each)[0] for each in epochs), Lsn(0)))
+
+    def _check_not_restored(self, loaded: DeltaTable) -> None:
+        """Check that no RESTORE has taken messages below the watermark from the table.
+
+        Raises:
+            DefiniteError: a RESTORE or CLONE has brought back older rows.
+            TransientError: the log cannot be read.
+        """
+        uri = self.table.uri
+        try:
+            check_writes_not_restored(self.zone.lake, loaded, uri, self._app_id)
+        except TableRestored as error:
+            raise DefiniteError(
+                reason=f"The table of logical messages {uri} lacks messages that were appended: "
+                f"its version {error.version} is a RESTORE or CLONE of older rows, which does not "
+                "reset the watermark. Move the table's folder away; the next run then begins a new "
+                f"table with the messages of the raw zone{error.undo}"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise TransientError(
+                reason=f"The log of {uri} cannot be read: {first_sentence(error)} Run it again."
+            ) from error
 
     def _check_retained(self, mark: Position | None) -> None:
         """Raise RawExpired if windows above the watermark are missing."""

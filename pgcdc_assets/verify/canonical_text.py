@@ -63,14 +63,22 @@ def pair_columns(relation: Relation, types: Mapping[str, str]) -> list[ComparedC
         if RESCUED in types and kind != "string":
             rescued = f"try_element_at({RESCUED}, {string(column.name)})"
             text = f"IF({rescued} IS NOT NULL, {_shown(form, rescued)}, {text})"
+        if kind == "date" and column.base_type == "timestamp":
+            text = _at_midnight(text)
         columns.append(ComparedColumn(DigestedColumn(column.name, form), text))
     return columns
 
 
-def key_indexes(columns: Sequence[ComparedColumn], key: Sequence[str]) -> list[int]:
-    """Return the indexes of the key's columns, or of all columns for a table without a key."""
+def key_indexes(columns: Sequence[ComparedColumn], *keys: Sequence[str]) -> list[int]:
+    """Return the indexes of the first key whose columns are all compared, else of all columns.
+
+    A part of a key does not identify a row.
+    """
     order = {column.name: index for index, column in enumerate(columns)}
-    return [order[name] for name in key if name in order] or list(range(len(columns)))
+    for key in keys:
+        if key and order.keys() >= set(key):
+            return [order[name] for name in key]
+    return list(range(len(columns)))
 
 
 def _chosen_text(form: Form, kind: str, value: str, column: Column) -> str | None:
@@ -95,6 +103,14 @@ def _shown(form: Form, text: str) -> str:
     if form is Form.NUMERIC:
         return f"IF(contains({text}, '.'), regexp_replace({text}, r'[.]?0+$', ''), {text})"
     return text
+
+
+def _at_midnight(date: str) -> str:
+    """Write the text of a date as that of the timestamp to which the source has widened it.
+
+    The table gets the type with its next row. Infinity has no time.
+    """
+    return rf"regexp_replace({date}, r'^(\d+-\d+-\d+)', '$1 00:00:00')"
 
 
 def _hstore(value: str) -> str:

@@ -23,6 +23,7 @@ from pgcdc_assets.raw.relations.schema_events import kept_partitions
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
+from pgcdc_assets.tables.properties import KEY, parse_key
 from pgcdc_assets.verify.canonical_text import key_indexes, pair_columns
 from pgcdc_assets.verify.comparison_point import Moment
 from pgcdc_assets.verify.differing_keys import find_differing_keys
@@ -128,12 +129,14 @@ class _Member:
     Attributes:
         frame: the rows of the table's version; None after an error.
         ignored: names of the columns that the source has dropped, and of the owner's columns.
+        key: present names of the merge key's columns; the settings may have earlier names.
         digits: number of hex digits of a bucket's name.
     """
 
     table: CdcTable
     frame: DataFrame | None = None
     ignored: frozenset[str] = frozenset()
+    key: tuple[str, ...] = ()
     digits: int = 1
     is_small: bool = True
     error: PgcdcError | None = None
@@ -159,14 +162,15 @@ class _Run:
             with TableReading(self.zone, table).explained():
                 log = open_merged(self.zone, version.path, table.qualified_name, version.version)
                 ignored = find_ignored(self.zone, table.name, log)
+                key = parse_key(log.metadata().configuration.get(KEY, ""))
                 small = read_small(log)
                 if small is not None:
                     frame = local_rows(self.session, small)
-                    return _Member(table, frame, ignored, _digits(small.rows.num_rows))
+                    return _Member(table, frame, ignored, key, _digits(small.rows.num_rows))
                 frame = read_version(self.session, version)
                 rows = row_limit(log)
                 digits = _digits(frame.count() if rows is None else rows)
-                return _Member(table, frame, ignored, digits, False)
+                return _Member(table, frame, ignored, key, digits, False)
         except PgcdcError as error:
             return _Member(table, error=error)
 
@@ -200,6 +204,8 @@ class _Run:
             return [*sum_buckets(self.session, [(side.target, side.digits) for side in sides])]
         except Exception as error:
             if len(sides) == 1:
+                # The statement on the source may take hours.
+                sides[0].calls.end(sides[0].source.source)
                 return [sides[0].reading.explain(error)]
         return [sums for side in sides for sums in self._sum_targets([side])]
 
@@ -226,7 +232,7 @@ class _Run:
             with reading.explained():
                 types = {name: kind for name, kind in frame.dtypes if name not in member.ignored}
                 columns = pair_columns(source.relation, types)
-                key = key_indexes(columns, table.key or source.relation.row_key)
+                key = key_indexes(columns, member.key, table.key or (), source.relation.row_key)
                 kept_end = self._find_kept_end(table)
                 target = TargetDigests(self.session, frame, columns, key, number, kept_end)
         except PgcdcError as error:
@@ -298,7 +304,7 @@ class _TableComparison:
         examined = 0
         for passes, group in enumerate(_grouped(sizes)):
             # Kept rows of detached partitions are no difference, and must not hide one.
-            if passes >= _PASSES and self._has_difference():
+            if passes >= _PASSES and set(+self.counts) - {DifferenceKind.KEPT}:
                 break
             self._look_into(group)
             examined += len(group)
@@ -326,9 +332,6 @@ class _TableComparison:
             differences=tuple(self.named),
             is_counted=self.is_counted,
         )
-
-    def _has_difference(self) -> bool:
-        return any(count for kind, count in self.counts.items() if kind is not DifferenceKind.KEPT)
 
     def _look_into(self, buckets: Sequence[str]) -> None:
         source = self.calls.iterate(self.source.rows(buckets))

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self, TypeVar
 
-from pgcdc_assets.postgres.backend_cancellation import cancel_statement
+from pgcdc_assets.postgres.backend_cancellation import end_session
 from pgcdc_assets.postgres.copy.digests import SourceTable
 
 _ROWS_A_CALL = 10_000
@@ -22,7 +22,7 @@ _Result = TypeVar("_Result")
 class SourceCalls:
     """Runs calls one after the other, until the end of the block.
 
-    If the block ends by an error or an interrupt, the statements that run are cancelled.
+    If the block ends by an error or an interrupt, the sessions of the tables end.
     """
 
     def __init__(self) -> None:
@@ -41,12 +41,20 @@ class SourceCalls:
         if error is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             for source in self._sources:
-                cancel_statement(source.settings, source.connection)
+                self.end(source)
         self._pool.shutdown()
 
     def add(self, source: SourceTable) -> None:
-        """Cancel the statements of a table too."""
+        """End the session of a table too."""
         self._sources.append(source)
+
+    def end(self, source: SourceTable) -> None:
+        """End the session of a table, with the statement that runs or comes next.
+
+        The cancellation of a statement could arrive before the statement, or not at all behind a
+        pooler.
+        """
+        end_session(source.settings, source.connection)
 
     def submit(self, call: Callable[[], _Result]) -> Future[_Result]:
         """Run a call after the earlier ones."""

@@ -69,7 +69,8 @@ def test_a_difference_is_named_and_a_rebuild_corrects_it_without_the_source(
     assert re.search(r"missing +'44'", printed.out)
     assert re.search(r"differs +'3' +v", printed.out)
     assert "Not equal to the source at the same LSN: public.t. " in printed.err
-    assert "with: pgcdc rebuild mine public.t" in printed.err
+    assert "with: pgcdc rebuild mine public.t. " in printed.err
+    assert "new snapshots with: pgcdc resnapshot mine public.t" in printed.err
     assert "wrong" not in printed.out + printed.err
 
     with monkeypatch.context() as patched:

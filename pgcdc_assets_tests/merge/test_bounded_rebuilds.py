@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from pgcdc_assets import failpoints
 from pgcdc_assets.errors import SchemaChangeError, TransientError
 from pgcdc_assets.merge.build_tasks import build_tasks
 from pgcdc_assets.merge.rebuild import rebuild_table
@@ -68,3 +69,32 @@ def test_a_snapshot_that_is_completed_during_a_rebuild_is_not_passed(
     merge(spark, landing, target)
     rows = spark.read.format("delta").load(path).select("id", "v").collect()
     assert sorted(map(tuple, rows)) == [(1, "right"), (2, "c"), (3, "d"), (4, "e")]
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("point", [failpoints.AFTER_REBUILD_STAGED, failpoints.AFTER_REBUILD_MOVED])
+def test_a_snapshot_that_is_completed_right_before_the_commit_of_a_rebuild_is_not_passed(
+    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """Its run has looked at the table before the commit. The files of a large table move slowly."""
+    target = CdcTable("shop", "items")
+    landing = Landing(zone, [_BEFORE])
+    landing.begin([["1", "wrong"], ["2", "b"]])
+    landing.land([update("2", "c")])
+    path = merge(spark, landing, target).path
+    at = landing.lsn + 0x10
+    landing.land([insert("3", "d")], [insert("4", "e")])
+    copies = [[["1", "right"], ["2", "c"], ["3", "d"]]]
+
+    def reach(name: str) -> None:
+        if name == point and copies:
+            landing.copy(copies.pop(), at=at)
+
+    monkeypatch.setattr(failpoints, "reach", reach)
+    with pytest.raises(TransientError, match=r"completed during its rebuild.* Run the rebuild"):
+        rebuild_table(spark, zone, target, 1)
+    rebuild_table(spark, zone, target, 1)
+    landing.land([insert("5", "f")])
+    merge(spark, landing, target)
+    rows = spark.read.format("delta").load(path).select("id", "v").collect()
+    assert sorted(map(tuple, rows)) == [(1, "right"), (2, "c"), (3, "d"), (4, "e"), (5, "f")]

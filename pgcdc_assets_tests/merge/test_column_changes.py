@@ -38,6 +38,11 @@ KEPT = {
     ("int", "BIGINT"): 5,
     ("bigint", "SMALLINT"): 5,
     ("string", "INT"): 5,
+    ("smallint", "DECIMAL(8,1)"): "5.0",
+    ("int", "DECIMAL(8,1)"): "5.0",
+    ("bigint", "DECIMAL(8,1)"): "5.0",
+    ("int", "DOUBLE"): 5.0,
+    ("bigint", "FLOAT"): 5.0,
     ("date", "DATE"): "2024-01-02",
     # A value that the new type cannot hold exactly is NULL and rescued.
     ("decimal(8,2)", "DECIMAL(8,1)"): None,
@@ -60,3 +65,15 @@ def test_spark_converts_a_value_between_any_two_types(spark: SparkSession) -> No
     for pair, expected in KEPT.items():
         text = None if found[pair] is None else str(found[pair])
         assert text == (None if expected is None else str(expected)), pair
+
+
+def test_an_integer_that_the_new_type_cannot_hold_exactly_is_not_converted(
+    spark: SparkSession,
+) -> None:
+    rescued = "CAST(NULL AS MAP<STRING, STRING>) AS _rescued"
+    narrow = Column("v", 1, base_type="numeric", base_typmod=(3 << 16 | 1) + 4)
+    for kind, value in ((narrow, "100"), (Column("v", 1, base_type="float4"), "16777217")):
+        expression = retyped_sql(Field("v", delta_type(kind), ""), "int")
+        assert spark.sql(f"SELECT {value} AS v, {rescued}").selectExpr(expression).first() == (
+            None,
+        )

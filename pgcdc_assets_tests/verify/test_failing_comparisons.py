@@ -162,19 +162,38 @@ def interrupted(pipeline: Pipeline) -> Iterator[None]:
         thread.join()
 
 
-def test_an_interrupt_ends_the_statement_of_the_source(pipeline: Pipeline) -> None:
-    start(pipeline, "t")
-    pipeline.database.execute("insert into t select i, 'x' from generate_series(10, 3000) i")
-    pipeline.sync()
-    # The condition takes minutes.
+def make_slow(pipeline: Pipeline) -> None:
+    """Let the source need minutes for its rows."""
     pipeline.database.execute(f"drop publication {PUBLICATION}")
     pipeline.database.execute(
         f"create publication {PUBLICATION} for table t where (length(repeat(v, 50000000)) > 0)"
     )
+
+
+def test_an_interrupt_ends_the_statement_of_the_source(pipeline: Pipeline) -> None:
+    start(pipeline, "t")
+    pipeline.database.execute("insert into t select i, 'x' from generate_series(10, 3000) i")
+    pipeline.sync()
+    make_slow(pipeline)
     with moment_of(pipeline) as moment:
         pipeline.capture()
         began = time.monotonic()
         with interrupted(pipeline):
+            compare(pipeline, moment)
+    assert time.monotonic() - began < 30
+
+
+def test_the_statement_of_the_source_ends_with_the_failure_of_its_table(pipeline: Pipeline) -> None:
+    start(pipeline, "t")
+    pipeline.database.execute("insert into t select i, 'x' from generate_series(10, 3000) i")
+    pipeline.sync()
+    make_slow(pipeline)
+    for file in data_files(pipeline, "t"):
+        file.unlink()
+    with moment_of(pipeline) as moment:
+        pipeline.capture()
+        began = time.monotonic()
+        with pytest.raises(TableDamaged):
             compare(pipeline, moment)
     assert time.monotonic() - began < 30
 
