@@ -302,10 +302,13 @@ class _Events:
         return found
 
     def _is_recorded(self, oid: int, since: Lsn, change: SchemaChangeFound) -> bool:
-        """Return whether an event that covers the change was recorded after the look before."""
+        """Return whether an event that covers the change was recorded after the look before.
+
+        A commit record may begin at the LSN of that look.
+        """
         return any(
             event.relation_id == oid
-            and event.lsn > since
+            and (event.lsn > since or (event.lsn == since and event.found_by == STREAM))
             and (event.needs_snapshot or not change.needs_snapshot)
             and (event.change, event.columns, event.detail)
             == (change.change, change.columns, change.detail)
