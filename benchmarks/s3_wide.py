@@ -23,7 +23,7 @@ from pgcdc_assets.lsn import LsnWindow
 from pgcdc_assets.merge.build_tasks import build_tasks
 from pgcdc_assets.orchestration.resources import SparkResource
 from pgcdc_assets.orchestration.state import read_state
-from pgcdc_assets.raw import side_by_side
+from pgcdc_assets.raw import table_threads
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
@@ -103,5 +103,5 @@ def _measure(proxy: StoreProxy, lake: Lake) -> Iterator[Result]:
 
 
 def _timed_one_by_one(action: Callable[[], None]) -> float:
-    with patch.object(side_by_side, "AT_A_TIME", 1):
+    with patch.object(table_threads, "AT_A_TIME", 1):
         return timed(action)

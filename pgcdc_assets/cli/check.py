@@ -41,8 +41,8 @@ from pgcdc_assets.settings import LONGEST_SLOT, CdcCapture, CdcTable, check_slot
 from pgcdc_assets.settings.policies import SnapshotPolicy
 from pgcdc_assets.spark.catalog import check_catalog
 from pgcdc_assets.table_name import TableName
-from pgcdc_assets.tables.ahead_of_raw import find_tables_ahead
 from pgcdc_assets.tables.columns import check_names, system_columns_of
+from pgcdc_assets.tables.tables_ahead import find_tables_ahead
 
 if TYPE_CHECKING:
     from pgcdc_assets.orchestration.project.code_location import LoadedCapture

@@ -30,8 +30,8 @@ from pgcdc_assets.postgres.slots.status import SlotStatus, read_slot_status
 from pgcdc_assets.postgres.snapshots.age import SnapshotAge, read_held_snapshot
 from pgcdc_assets.raw.ranges import UnfinishedCopy
 from pgcdc_assets.raw.zone import RawZone
-from pgcdc_assets.tables.ahead_of_raw import find_tables_ahead
 from pgcdc_assets.tables.messages import MessageTable
+from pgcdc_assets.tables.tables_ahead import find_tables_ahead
 
 # Control sequences of ECMA-48: cursor to the first line, erase the screen.
 _CLEAR = "\x1b[H\x1b[2J"

@@ -43,16 +43,16 @@ from pgcdc_assets.raw.delta.scan import UnreadableFile
 from pgcdc_assets.raw.delta.sizes import RowGroups
 from pgcdc_assets.raw.relations.registry import RelationVersion
 from pgcdc_assets.raw.relations.source_relations import SourceRelations
-from pgcdc_assets.raw.side_by_side import map_tables
 from pgcdc_assets.raw.snapshots import Snapshot, SnapshotIdentity, group_by_name
+from pgcdc_assets.raw.table_threads import map_tables
 from pgcdc_assets.raw.windows.rows import LandedRows
 from pgcdc_assets.raw.windows.summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.settings.policies import FOLLOW, StepLimit
 from pgcdc_assets.table_name import TableName
-from pgcdc_assets.tables.ahead_of_raw import RawEnd
 from pgcdc_assets.tables.keyed_snapshots import newest_alike, no_key_error, snapshots_with_key
+from pgcdc_assets.tables.tables_ahead import RawEnd
 
 
 def build_tasks(

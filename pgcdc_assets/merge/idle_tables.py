@@ -9,7 +9,7 @@ from pgcdc_assets.lsn import Position
 from pgcdc_assets.merge.failures import guarded
 from pgcdc_assets.merge.report import MergeFailure, MergeReport
 from pgcdc_assets.merge.task import MergeTask
-from pgcdc_assets.raw.side_by_side import map_tables
+from pgcdc_assets.raw.table_threads import map_tables
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.tables.state import advance_watermark, record_watermark
 

@@ -21,10 +21,10 @@ from pgcdc_assets.raw.table_ends import TableEnd, find_table_end
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.table_name import TableName
-from pgcdc_assets.tables.ahead_of_raw import RawEnd
 from pgcdc_assets.tables.merge_notes import followed_relation
 from pgcdc_assets.tables.properties import KEY, parse_key
 from pgcdc_assets.tables.state import ScdState, read_scd_state, table_path
+from pgcdc_assets.tables.tables_ahead import RawEnd
 from pgcdc_assets.tables.unlogged_files import holds_data_files, may_precede
 
 SCD_TYPES = (1, 2)

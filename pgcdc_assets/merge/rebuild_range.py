@@ -7,8 +7,8 @@ from pgcdc_assets.lsn import Lsn, LsnWindow, Position
 from pgcdc_assets.merge.replaced_table import ReplacedTable
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
-from pgcdc_assets.tables.ahead_of_raw import RawEnd
 from pgcdc_assets.tables.schema_gate import read_gate
+from pgcdc_assets.tables.tables_ahead import RawEnd
 
 
 def find_range(zone: RawZone, target: CdcTable, scd: int, through: Lsn | None) -> LsnWindow:

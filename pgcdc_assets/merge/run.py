@@ -104,7 +104,7 @@ def merge_tables(
             rest: list[_Begun] = []
             yield from _merge_small_tables(opened[0], busy, merge, count, rest)
             if rest:
-                yield from _side_by_side(opened, rest, merge)
+                yield from _merge_in_threads(opened, rest, merge)
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ def _merge_small_tables(
         tasks = following
 
 
-def _side_by_side(
+def _merge_in_threads(
     sessions: Sequence[SparkSession], tasks: Sequence[_Begun], merge: _Merge
 ) -> Iterator[MergeReport | MergeFailure]:
     free: SimpleQueue[SparkSession] = SimpleQueue()

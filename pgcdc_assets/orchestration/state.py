@@ -17,17 +17,17 @@ from pgcdc_assets.raw.epochs import Epoch
 from pgcdc_assets.raw.relations.schema_events import SchemaEvent
 from pgcdc_assets.raw.relations.source_relations import SourceRelations
 from pgcdc_assets.raw.relations.uncertain_values import find_uncertain_values
-from pgcdc_assets.raw.side_by_side import map_tables
 from pgcdc_assets.raw.snapshots import Snapshot
 from pgcdc_assets.raw.table_list import ListedState
+from pgcdc_assets.raw.table_threads import map_tables
 from pgcdc_assets.raw.windows.summary import WindowSummary
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import TableName
-from pgcdc_assets.tables.ahead_of_raw import RawEnd
 from pgcdc_assets.tables.keyed_snapshots import newest_without_key
 from pgcdc_assets.tables.schema_gate import SchemaGate, find_gates, gate_after, read_gate
 from pgcdc_assets.tables.state import read_watermark
+from pgcdc_assets.tables.tables_ahead import RawEnd
 
 
 @dataclass(frozen=True)

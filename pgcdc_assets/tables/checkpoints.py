@@ -11,7 +11,7 @@ from pgcdc_assets.raw.delta.files import filesystem
 from pgcdc_assets.raw.delta.log_entries import LAST_CHECKPOINT
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.tables.checksums import delete_checksum
-from pgcdc_assets.tables.turns import has_turn
+from pgcdc_assets.tables.maintenance_turns import has_turn
 
 # For commits by delta-rs. Its interval of checkpoints is not that of Delta. Its removal of old log
 # entries takes half a second for 100,000 entries, and trusts a checkpoint that is incomplete.

@@ -31,10 +31,10 @@ from pgcdc_assets.raw.delta.log_entries import FOLDER as LOG_FOLDER
 from pgcdc_assets.raw.delta.log_entries import SET_ASIDE, is_own_path, read_commit
 from pgcdc_assets.raw.lake import Lake
 from pgcdc_assets.tables.checksums import delete_checksum
+from pgcdc_assets.tables.maintenance_turns import has_turn
 from pgcdc_assets.tables.properties import FILE_RETENTION, OWN_FILE_RETENTION, interval_hours
 from pgcdc_assets.tables.read_errors import explain_read_errors
 from pgcdc_assets.tables.state import open_table
-from pgcdc_assets.tables.turns import has_turn
 
 # Replaced files below this size are kept, however small the table is.
 MINIMUM_BYTES = 8 * 1024 * 1024

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pgcdc_assets.errors import TableDamaged
-from pgcdc_assets.raw.side_by_side import map_tables
+from pgcdc_assets.raw.table_threads import map_tables
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable
 from pgcdc_assets.tables.state import read_scd_state, table_path

@@ -43,7 +43,7 @@ _COUNTED = {
 }
 
 
-def ended_after(key_since: str) -> str:
+def ended_after_sql(key_since: str) -> str:
     """Write the SQL of whether a version did not end before the table got its key.
 
     Earlier versions are of rows that another key identified.

@@ -29,7 +29,7 @@ from pgcdc_assets.tables.columns import DELETED, EPOCH_COLUMNS
 from pgcdc_assets.tables.state import table_path
 from pgcdc_assets.verify.added_defaults import count_missing, find_added_columns
 from pgcdc_assets.verify.findings import Findings, Rule
-from pgcdc_assets.verify.history_rules import HistoryRules, ended_after
+from pgcdc_assets.verify.history_rules import HistoryRules, ended_after_sql
 from pgcdc_assets.verify.image_rules import count_duplicates, count_small_duplicates
 from pgcdc_assets.verify.merge_key import MergeKey
 from pgcdc_assets.verify.scd1_vs_scd2 import PairComparison, find_pair
@@ -159,14 +159,14 @@ class _Check:
     ) -> None:
         rows = self._read(pinned)
         if pinned.key_since is not None:
-            rows = rows.where(ended_after(pinned.key_since))
+            rows = rows.where(ended_after_sql(pinned.key_since))
         key = MergeKey(pinned.key, dict(rows.dtypes))
         is_ordered = pinned.is_ordered(epochs)
         touched_from = self._touched_from(pinned, epochs)
         while True:
             judged = find_explainable_ends(self.zone, self._name, pinned, epochs, touched_from)
             leaving = read_leaving_changes(self.session, self.zone, judged)
-            condition = judged.condition("to_lsn")
+            condition = judged.condition_sql("to_lsn")
             rules = HistoryRules(self.session, rows, key, begin, condition, leaving)
             counts = rules.count()
             # Retention may have removed changes during the check.

@@ -50,7 +50,7 @@ class ExplainableEnds:
     ranges: tuple[LsnWindow, ...]
     removed_at: tuple[Lsn, ...]
 
-    def condition(self, column: str) -> str:
+    def condition_sql(self, column: str) -> str:
         """Write the SQL condition that an end at an LSN is checked."""
         within = _any(f"({column} >= {int(s)} AND {column} < {int(e)})" for _, s, e in self.ranges)
         if not self.removed_at:

@@ -23,9 +23,9 @@ from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.settings.policies import MessagePolicy
 from pgcdc_assets.tables import state
-from pgcdc_assets.tables.ahead_of_raw import find_tables_ahead
 from pgcdc_assets.tables.messages import MessageTable
 from pgcdc_assets.tables.state import ScdState, table_path
+from pgcdc_assets.tables.tables_ahead import find_tables_ahead
 from pgcdc_assets_tests.support.merge.history import Change, Landing, insert
 
 pytestmark = pytest.mark.spark

@@ -14,7 +14,7 @@ from pgcdc_assets.merge.build_tasks import build_tasks
 from pgcdc_assets.orchestration import state
 from pgcdc_assets.orchestration.state import read_state
 from pgcdc_assets.raw.lake import Lake
-from pgcdc_assets.raw.side_by_side import AT_A_TIME, map_tables
+from pgcdc_assets.raw.table_threads import AT_A_TIME, map_tables
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets_tests.support.raw.rows import zone_with_window

@@ -29,7 +29,7 @@ from pgcdc_assets import failpoints
 from pgcdc_assets.merge.batch import kept_rows
 from pgcdc_assets.merge.batch.column_types import arrow_schema
 from pgcdc_assets.merge.batch.contents import Contents
-from pgcdc_assets.merge.batch.left_to_spark import CommitConflict, NotInScope
+from pgcdc_assets.merge.batch.spark_fallback import CommitConflict, NotInScope
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.merge.write import table_properties
 from pgcdc_assets.raw.delta.files import filesystem

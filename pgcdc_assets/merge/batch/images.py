@@ -8,7 +8,7 @@ import pyarrow as pa
 from pgcdc_assets.merge.batch.contents import Contents
 from pgcdc_assets.merge.batch.equal_values import Flags
 from pgcdc_assets.merge.batch.events import Numbers, last_of_each
-from pgcdc_assets.merge.batch.left_to_spark import NO_VALUE, NotInScope
+from pgcdc_assets.merge.batch.spark_fallback import NO_VALUE, NotInScope
 from pgcdc_assets.merge.batch.typed_rows import TypedRows, encode_rows, with_stored_values
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.tables.columns import LSN, ORDINAL

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgcdc_assets.lsn import LsnWindow
-from pgcdc_assets.merge.batch.left_to_spark import NotInScope
 from pgcdc_assets.merge.batch.scope import SmallMerge
+from pgcdc_assets.merge.batch.spark_fallback import NotInScope
 from pgcdc_assets.raw.delta.scan import DataFile, data_files, scan, scan_changes
 from pgcdc_assets.raw.schema import CHANGES
 from pgcdc_assets.raw.snapshots import SnapshotIdentity, snapshot_of_file

@@ -25,7 +25,7 @@ from pgcdc_assets.merge.batch.events import (
     one_array,
     value_bytes,
 )
-from pgcdc_assets.merge.batch.left_to_spark import TOO_MANY_VALUES, NotInScope
+from pgcdc_assets.merge.batch.spark_fallback import TOO_MANY_VALUES, NotInScope
 from pgcdc_assets.merge.change_stats import COPIED
 from pgcdc_assets.merge.fold.events import Fold
 from pgcdc_assets.merge.fold.table_schema import TableSchema

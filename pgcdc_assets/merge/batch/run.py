@@ -25,20 +25,20 @@ from pgcdc_assets.merge.batch.events import MOST_FILLED_BYTES
 from pgcdc_assets.merge.batch.images import fresh_contents, merge_contents
 from pgcdc_assets.merge.batch.input import MOST_BYTES, Incomplete, TooLarge, read_input
 from pgcdc_assets.merge.batch.latest import event_texts, fold_texts, read_snapshot_texts
-from pgcdc_assets.merge.batch.left_to_spark import (
+from pgcdc_assets.merge.batch.scope import ChooseKind, SmallMerge, find_small_merge
+from pgcdc_assets.merge.batch.spark_fallback import (
     CommitConflict,
     LeftMerge,
     NotInScope,
     reason_of,
 )
-from pgcdc_assets.merge.batch.scope import ChooseKind, SmallMerge, find_small_merge
 from pgcdc_assets.merge.batch.typed_rows import RequestedRows
 from pgcdc_assets.merge.batch.versions import begin_versions, merge_versions
 from pgcdc_assets.merge.failures import full_disk_error
 from pgcdc_assets.merge.report import MergeFailure, MergeReport
 from pgcdc_assets.merge.step_report import begin_report
 from pgcdc_assets.merge.task import MergeTask
-from pgcdc_assets.raw.side_by_side import thread_count
+from pgcdc_assets.raw.table_threads import thread_count
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.spark.errors import full_disk_of
 from pgcdc_assets.spark.tuning import tune

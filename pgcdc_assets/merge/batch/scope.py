@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge.batch.column_types import find_arrow_type
-from pgcdc_assets.merge.batch.left_to_spark import NotInScope
+from pgcdc_assets.merge.batch.spark_fallback import NotInScope
 from pgcdc_assets.merge.column_changes import find_column_changes
 from pgcdc_assets.merge.comments import find_changes
 from pgcdc_assets.merge.fold.events import Fold

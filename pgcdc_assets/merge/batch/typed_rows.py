@@ -21,7 +21,7 @@ from pgcdc_assets.merge.batch.events import (
     value_bytes,
 )
 from pgcdc_assets.merge.batch.latest import RowTexts
-from pgcdc_assets.merge.batch.left_to_spark import NO_VALUE, TOO_MANY_VALUES, NotInScope
+from pgcdc_assets.merge.batch.spark_fallback import NO_VALUE, TOO_MANY_VALUES, NotInScope
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.tables.columns import (
     COMMIT_TS,

@@ -17,7 +17,7 @@ from pgcdc_assets.merge.batch.contents import Contents
 from pgcdc_assets.merge.batch.equal_values import Flags, is_same
 from pgcdc_assets.merge.batch.events import Numbers, one_array
 from pgcdc_assets.merge.batch.latest import RowTexts, number_pairs
-from pgcdc_assets.merge.batch.left_to_spark import NotInScope
+from pgcdc_assets.merge.batch.spark_fallback import NotInScope
 from pgcdc_assets.merge.batch.typed_rows import TypedRows, encode_rows, with_stored_values
 from pgcdc_assets.merge.fold.table_schema import TableSchema
 from pgcdc_assets.tables.columns import (

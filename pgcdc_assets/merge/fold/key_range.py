@@ -52,7 +52,7 @@ class KeyRange:
 
     ranges: tuple[ColumnRange, ...]
 
-    def condition(self, alias: str | None = None) -> str:
+    def condition_sql(self, alias: str | None = None) -> str:
         """Write the SQL of the range, with literals of the columns' types.
 
         Args:
@@ -89,7 +89,7 @@ class KeyRange:
 def match_sql(fold: Fold, key_range: KeyRange | None) -> str:
     """Write the SQL of a MERGE's ON: rows `s` and `t` have one key, and `t` is in the range."""
     same_key = fold.same_key("key", "key_rescued")
-    return same_key if key_range is None else f"{key_range.condition('t')} AND {same_key}"
+    return same_key if key_range is None else f"{key_range.condition_sql('t')} AND {same_key}"
 
 
 def find_key_range(rows: DataFrame, fold: Fold) -> KeyRange | None:

@@ -333,7 +333,7 @@ def find_affected_rows(
     key_range = find_key_range(touched.events, fold)
     if key_range is None:
         return touched
-    return replace(touched, rows=rows.where(key_range.condition()), key_range=key_range)
+    return replace(touched, rows=rows.where(key_range.condition_sql()), key_range=key_range)
 
 
 def with_affected_keys(rows: DataFrame, events: DataFrame, fold: Fold) -> DataFrame:

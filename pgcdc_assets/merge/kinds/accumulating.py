@@ -63,11 +63,11 @@ class AccumulatingTable(TableKind):
         """Find the rows that events add, and the rows that events end or change."""
 
     @abstractmethod
-    def statement(self, fold: Fold, key_range: KeyRange | None) -> str:
+    def merge_sql(self, fold: Fold, key_range: KeyRange | None) -> str:
         """Return the MERGE statement of an outcome."""
 
     @abstractmethod
-    def truncating(self, truncate: Truncation) -> str:
+    def truncation_sql(self, truncate: Truncation) -> str:
         """Return the clause of the MERGE for the rows that a TRUNCATE removed."""
 
     def apply_snapshot(self, state: ScdState | None, snapshot: Snapshot, step: Step) -> Counts:
@@ -96,7 +96,7 @@ class AccumulatingTable(TableKind):
         assert stats is not None and state is not None
         step = self.add_system_columns(state, step)
         if not task.version_order:
-            clause = self.truncating(stats.truncates[0])
+            clause = self.truncation_sql(stats.truncates[0])
             altered = alter_all(self.spark, task.path, clause, step)
             return Counts(updated=altered)
         schema = self.build_changes_schema(state)
@@ -151,7 +151,7 @@ class AccumulatingTable(TableKind):
         computes_once = is_large(state)
         if computes_once:
             rows = compute_once(rows)
-        statement = self.statement(fold, key_range)
+        statement = self.merge_sql(fold, key_range)
         inserted, updated, _ = run_merge(
             self.spark, rows, statement, step, is_computed=computes_once
         )

@@ -148,7 +148,7 @@ class RewrittenRange:
 
     def write(self, spark: SparkSession, path: str, step: Step) -> None:
         """Write the rows in one commit."""
-        condition = f"_is_current AND {self.key_range.condition()}"
+        condition = f"_is_current AND {self.key_range.condition_sql()}"
         replace_where(spark, self.rows, path, condition, step)
 
     def count_altered(self) -> int:
@@ -267,12 +267,12 @@ class History(AccumulatingTable):
         # The estimate usually makes the count unnecessary.
         return estimate is not None and estimate <= most and touched.rows.count() <= most
 
-    def statement(self, fold: Fold, key_range: KeyRange | None) -> str:
+    def merge_sql(self, fold: Fold, key_range: KeyRange | None) -> str:
         """Return the MERGE statement of an outcome."""
         tracked = _tracked(self.task, fold.schema)
         return merge_sql(self.task.path, fold, tracked, key_range, self.task.plan.epoch)
 
-    def truncating(self, truncate: Truncation) -> str:
+    def truncation_sql(self, truncate: Truncation) -> str:
         """Return the clause that ends the versions before a TRUNCATE."""
         return end_versions_sql(truncate, self.task.plan.epoch)
 

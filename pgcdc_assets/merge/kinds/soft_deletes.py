@@ -209,10 +209,10 @@ class SoftDeletes(AccumulatingTable):
         """Find the last row of each key."""
         return last_contents(events, stored, fold)
 
-    def statement(self, fold: Fold, key_range: KeyRange | None) -> str:
+    def merge_sql(self, fold: Fold, key_range: KeyRange | None) -> str:
         """Return the MERGE statement of an outcome."""
         return merge_sql(self.task.path, fold, key_range)
 
-    def truncating(self, truncate: Truncation) -> str:
+    def truncation_sql(self, truncate: Truncation) -> str:
         """Return the clause that marks the rows before a TRUNCATE."""
         return mark_deleted_sql(truncate)

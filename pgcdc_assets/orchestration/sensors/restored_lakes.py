@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pgcdc_assets.lsn import Position
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture
-from pgcdc_assets.tables.ahead_of_raw import find_tables_ahead
+from pgcdc_assets.tables.tables_ahead import find_tables_ahead
 
 
 @dataclass

@@ -81,7 +81,7 @@ class Pages:
     start: int = 0
     end: int | None = None
 
-    def condition(self) -> str:
+    def condition_sql(self) -> str:
         """Return the range as an SQL condition over ctid; empty for all pages."""
         bounds = [f"ctid >= '({self.start},0)'"] if self.start else []
         bounds += [f"ctid < '({self.end},0)'"] if self.end is not None else []
@@ -364,7 +364,7 @@ def rows_of(
     """
     # The text of pg_get_expr() with an empty search_path: every name has its schema.
     conditions = [f"({row_filter})"] if row_filter else []
-    conditions += [within] if pages is not None and (within := pages.condition()) else []
+    conditions += [within] if pages is not None and (within := pages.condition_sql()) else []
     conditions += [condition] if condition else []
     if selected is None:
         selected = sql.SQL(", ").join(sql.Identifier(column.name) for column in relation.columns)

@@ -89,7 +89,7 @@ class SlotOptions:
     failover: bool = False
     exports_snapshot: bool = True
 
-    def statement(self, slot: str, server_version: int) -> str:
+    def statement_sql(self, slot: str, server_version: int) -> str:
         """Return the command that creates a slot, in the syntax of the server's version.
 
         Args:
@@ -189,7 +189,7 @@ def create_slot(
     """
     chosen = options or SlotOptions(temporary=temporary)
     with _replication_connection(settings) as connection, connection.cursor() as cursor:
-        create = chosen.statement(slot, connection.server_version)
+        create = chosen.statement_sql(slot, connection.server_version)
         standby = None
         try:
             lift_transaction_timeout(connection)

@@ -16,7 +16,7 @@ from pgcdc_assets.errors import ConfigurationError
 from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables
 from pgcdc_assets.merge.batch import run
 from pgcdc_assets.merge.batch.casts import Casts
-from pgcdc_assets.merge.batch.left_to_spark import CommitConflict
+from pgcdc_assets.merge.batch.spark_fallback import CommitConflict
 from pgcdc_assets.raw.delta.scan import scan_changes
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcTable

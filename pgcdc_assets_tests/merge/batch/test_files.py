@@ -176,7 +176,7 @@ def test_a_full_disk_before_the_first_commit_leaves_no_file(
         if name == failpoints.BEFORE_BATCH_COMMIT:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pgcdc_assets.merge.run._side_by_side", lambda *_: iter(()))
+    monkeypatch.setattr("pgcdc_assets.merge.run._merge_in_threads", lambda *_: iter(()))
     with monkeypatch.context() as patched:
         patched.setattr(failpoints, "reach", fail)
         (failure,) = merge_tables(spark, zone, [history], landing.windows[-1])

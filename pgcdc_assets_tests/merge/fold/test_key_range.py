@@ -123,7 +123,7 @@ def test_the_range_of_changed_keys_is_that_of_their_whole_numbers(spark: SparkSe
     keys = [(99, "a", 7), (100, "x", 7), (101, "a", 7), (175, "x", 7), (176, "x", 7), (101, "a", 8)]
     table = spark.createDataFrame(keys, "`column 0` BIGINT, `column 1` STRING, `column 2` SMALLINT")
     inside = {(100, "x", 7), (101, "a", 7), (175, "x", 7)}
-    assert {tuple(row) for row in table.where(found.condition()).collect()} == inside
+    assert {tuple(row) for row in table.where(found.condition_sql()).collect()} == inside
     other = KeyRange((ColumnRange("column 0", "BIGINT", 150, 200),))
     for key_range, matched in ((None, {(101, "a", 7)}), (found, {(101, "a", 7)}), (other, set())):
         on = F.expr(match_sql(fold, key_range))

@@ -1,4 +1,4 @@
-"""Small tables that are written side by side."""
+"""Small tables that several threads write at a time."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from deltalake.exceptions import DeltaError
 from pgcdc_assets.error_text import first_names
 from pgcdc_assets.errors import PgcdcError, RawZoneError, rebuild_command
 from pgcdc_assets.lsn import Position
-from pgcdc_assets.raw.side_by_side import map_tables
+from pgcdc_assets.raw.table_threads import map_tables
 from pgcdc_assets.raw.zone import RawZone
 from pgcdc_assets.settings import CdcCapture, CdcTable
 from pgcdc_assets.table_name import TableName

@@ -15,7 +15,7 @@ from pgcdc_assets.lsn import Lsn
 from pgcdc_assets.merge import MergeFailure, MergeReport, merge_tables, rebuild_table
 from pgcdc_assets.merge.batch import run, scope
 from pgcdc_assets.merge.batch.casts import Casts
-from pgcdc_assets.merge.batch.left_to_spark import NotInScope, reason_of
+from pgcdc_assets.merge.batch.spark_fallback import NotInScope, reason_of
 from pgcdc_assets.merge.build_tasks import build_tasks
 from pgcdc_assets.merge.kinds.choose import choose_small_kind
 from pgcdc_assets.protocol.relation import Column, Relation
