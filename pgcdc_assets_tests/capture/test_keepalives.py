@@ -18,6 +18,7 @@ from pgcdc_assets.protocol.frames import XLOG_DATA, Bytes, Frames, MessageBatch,
 from pgcdc_assets_tests.capture.test_acknowledgement import SMALL, streaming
 from pgcdc_assets_tests.support.captures import Capturing
 from pgcdc_assets_tests.support.proxy import TcpProxy
+from pgcdc_assets_tests.support.waits import wait_until
 
 pytestmark = pytest.mark.postgres
 
@@ -168,7 +169,7 @@ def test_an_impossible_lsn_of_a_message_is_not_stored(
     first = capturing.begin_with_one_insert()
     with capturing.through(proxy.conninfo(capturing.conninfo)).session() as session:
         session.land(first)
-        assert capturing.confirmed() == first.end
+        wait_until(lambda: capturing.confirmed() == first.end, "the confirmation")
         proxy.damage(b"w" + bytes(8), b"w" + HIGHEST.to_bytes(8, "big"))
         # The TRUNCATE causes a new announcement of the table.
         capturing.database.execute("truncate t; insert into t values (2)")
