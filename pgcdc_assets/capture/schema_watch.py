@@ -77,7 +77,7 @@ def poll_catalog(
     # Otherwise the tables of this database would count as dropped.
     check_server(conn, zone, epoch)
     found = SchemaWatch(zone, publication, epoch.epoch, tables).record(conn)
-    return found + zone.complete_events(epoch.epoch)
+    return found + zone.complete_events(epoch.epoch, Lsn(0))
 
 
 @dataclass

@@ -132,11 +132,15 @@ class RawZone:
             return []
         return self.schema_events.record(self.source_relations(epoch).of_each_table(events))
 
-    def complete_events(self, epoch: int) -> list[SchemaEvent]:
+    def complete_events(self, epoch: int, since: Lsn) -> list[SchemaEvent]:
         """Store the events since a table's newest snapshot that only another table of its OID has.
 
         Until the commit of the first snapshot under a new name, nothing shows that the table
         follows the relation, so the events of this time have the earlier name.
+
+        Args:
+            epoch: the epoch.
+            since: the lowest LSN of the events.
 
         Returns:
             the events that were not stored before.
@@ -149,6 +153,7 @@ class RawZone:
             event
             for event in self.schema_events.read()
             if event.epoch == epoch
+            and event.lsn >= since
             and event.found_by != MERGE
             and event.change is not SchemaChange.VALUES_CONFIRMED
         ]

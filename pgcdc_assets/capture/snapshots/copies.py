@@ -78,7 +78,7 @@ class Copies:
                     self.left.append(outcome.name)
                 case SnapshotReport():
                     try:
-                        pool.zone.complete_events(outcome.epoch)
+                        pool.zone.complete_events(outcome.epoch, outcome.snapshot_lsn)
                     except PgcdcError as error:
                         yield SnapshotFailure(*outcome.name, error)
                         continue
