@@ -173,7 +173,7 @@ def test_a_recreated_and_renamed_table_gets_a_snapshot(capturing: Capturing) -> 
     assert _open(capturing) == []
 
 
-def test_a_poll_between_two_windows_of_a_session_tells_the_columns_of_a_table_that_is_gone(
+def test_a_poll_between_two_windows_of_a_session_gives_the_columns_of_a_table_that_is_gone(
     capturing: Capturing,
 ) -> None:
     """F6: the catalog does not have the table any more when its row arrives."""

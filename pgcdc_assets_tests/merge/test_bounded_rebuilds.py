@@ -42,12 +42,16 @@ def test_a_change_that_only_a_later_snapshot_has_is_refused(
     assert rebuild_table(spark, zone, target, 1).row_count == 3
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("is_partial", [False, True], ids=["of all rows", "of some rows"])
-def test_a_snapshot_that_is_completed_during_a_rebuild_is_not_passed(
-    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch, is_partial: bool
-) -> None:
-    """Merges apply no snapshot below the watermark, and `pgcdc resnapshot` would report success."""
+_RIGHT = [["1", "right"], ["2", "c"], ["3", "d"]]
+
+
+def _begin_with_a_wrong_row(
+    spark: SparkSession, zone: RawZone
+) -> tuple[Landing, CdcTable, str, int]:
+    """Merge a snapshot with a wrong row, land two more transactions, and return an LSN between.
+
+    A snapshot of `_RIGHT` at this LSN has the first of the two.
+    """
     target = CdcTable("shop", "items")
     landing = Landing(zone, [_BEFORE])
     landing.begin([["1", "wrong"], ["2", "b"]])
@@ -55,7 +59,17 @@ def test_a_snapshot_that_is_completed_during_a_rebuild_is_not_passed(
     path = merge(spark, landing, target).path
     at = landing.lsn + 0x10
     landing.land([insert("3", "d")], [insert("4", "e")])
-    real, copies = build_tasks, [[["1", "right"], ["2", "c"], ["3", "d"]]]
+    return landing, target, path, at
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("is_partial", [False, True], ids=["of all rows", "of some rows"])
+def test_a_snapshot_that_is_completed_during_a_rebuild_is_not_passed(
+    spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch, is_partial: bool
+) -> None:
+    """Merges apply no snapshot below the watermark, and `pgcdc resnapshot` would report success."""
+    landing, target, path, at = _begin_with_a_wrong_row(spark, zone)
+    real, copies = build_tasks, [_RIGHT]
 
     def copied(*args: Any, **more: Any) -> Any:
         tasks = list(real(*args, **more))
@@ -77,14 +91,8 @@ def test_a_snapshot_that_is_completed_right_before_the_commit_of_a_rebuild_is_no
     spark: SparkSession, zone: RawZone, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     """Its run has looked at the table before the commit. The files of a large table move slowly."""
-    target = CdcTable("shop", "items")
-    landing = Landing(zone, [_BEFORE])
-    landing.begin([["1", "wrong"], ["2", "b"]])
-    landing.land([update("2", "c")])
-    path = merge(spark, landing, target).path
-    at = landing.lsn + 0x10
-    landing.land([insert("3", "d")], [insert("4", "e")])
-    copies = [[["1", "right"], ["2", "c"], ["3", "d"]]]
+    landing, target, path, at = _begin_with_a_wrong_row(spark, zone)
+    copies = [_RIGHT]
 
     def reach(name: str) -> None:
         if name == point and copies:

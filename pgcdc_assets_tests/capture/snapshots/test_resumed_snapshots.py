@@ -129,7 +129,7 @@ def test_rows_that_change_after_their_range_was_read_are_exact(
     assert zone.ranges.all() == []
 
 
-def test_a_key_of_two_columns_tells_the_rows_of_a_range_apart(
+def test_a_key_of_two_columns_distinguishes_the_rows_of_a_range(
     database: Database, zone: RawZone
 ) -> None:
     """C3: each column of the key has each of its values in several rows."""
